@@ -3,7 +3,7 @@
     pip install '.[bench]'
     python -m examples.log_metrics
 
-One PNG of four panels, drawn with matplotlib from the numbers that a logger would be given.
+One PNG of three panels, drawn with matplotlib from the numbers that a logger would be given.
 """
 
 import argparse
@@ -25,10 +25,9 @@ from .arguments import picture_file, positive
 
 #: Of each layer, what its panel is called and whether its axis is logarithmic.
 PANELS = {
+    "condition": ("condition number of A", True),
     "damped_condition": ("condition number of A + λI", True),
     "input_rms": ("RMS of inputs", False),
-    "step_cosine": ("cosine of inner and mapped step", False),
-    "output_step": ("RMS of a step in outputs", True),
 }
 
 

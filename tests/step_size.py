@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=22, lines=4290, functions=133, lines_of_functions=1126)
+LIMIT = Size(files=21, lines=3915, functions=124, lines_of_functions=1122)
 
 
 def training_step() -> Callable[[], None]:

@@ -1,14 +1,16 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import host
 from .strips import joined, strips_of
+
+Result = TypeVar("Result")
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
@@ -19,6 +21,17 @@ _TF32 = 2**-11
 
 class NoRootError(ArithmeticError):
     """A matrix that could not be factorised, in float64 either."""
+
+
+def of_each(function: Callable[..., Result], items: Iterable[Any], **options: Any) -> list[Result | NoRootError]:
+    """Apply a function to each item; a NoRootError that it raises stands in the place of the result."""
+    results: list[Result | NoRootError] = []
+    for item in items:
+        try:
+            results.append(function(item, **options))
+        except NoRootError as error:
+            results.append(error)
+    return results
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,8 +111,8 @@ class Spectrum(NamedTuple):
     vectors: Tensor  # their eigenvectors as columns, (…, d, rank)
 
 
-def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
-    r"""The eigenvalues and eigenvectors of the approximation of A that S = AU tells, for orthonormal columns U.
+def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
+    r"""Return the eigenvalues and eigenvectors of what S = AU tells of A; the columns of U are orthonormal.
 
     .. math:: A \approx S (U^\top S)^{-1} S^\top = U' \Lambda U'^\top
 
@@ -147,25 +160,16 @@ class Whole:
         """
         if weight.dtype != self.matrix.dtype or weight.device != self.matrix.device:  # the model has been converted
             return Whole(self.matrix.to(weight)).right_multiply(weight, bias)
+        multiply = torch.mm if weight.dim() == 2 else torch.bmm  # `@` takes as long again to choose between them
         if bias is None:
-            return weight @ self.matrix, None
+            return multiply(weight, self.matrix), None
         (inside, column), (row, corner) = self.parts
-        return (weight @ inside).addcmul_(bias, row), (weight @ column).addcmul_(bias, corner)
+        return multiply(weight, inside).addcmul_(bias, row), multiply(weight, column).addcmul_(bias, corner)
 
     @cached_property
     def inverse(self) -> "Whole":
         """M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
         return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
-
-
-def stacked(factors: Sequence["Factor"]) -> "Factor":
-    """The factors of several layers of one shape, each (d, d), as that of a stack of layers."""
-    first = factors[0]
-    if isinstance(first, Whole):
-        return Whole(torch.stack([factor.matrix for factor in factors if isinstance(factor, Whole)]))
-    same = [factor for factor in factors if isinstance(factor, LowRank)]
-    vectors, weights = (torch.stack(parts) for parts in zip(*((f.vectors, f.weights) for f in same), strict=True))
-    return LowRank(weights.new_tensor([factor.level for factor in same]), vectors, weights)
 
 
 class LowRank:
@@ -194,7 +198,8 @@ class LowRank:
     def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, overwrite: bool) -> Tensor:
         out = part if overwrite else None
         if isinstance(self.level, float):
-            return torch.addmm(part, inside, vectors, beta=self.level, out=out)
+            multiply = torch.addmm if part.dim() == 2 else torch.baddbmm
+            return multiply(part, inside, vectors, beta=self.level, out=out)
         return torch.mul(part, self.level[..., None, None], out=out).baddbmm_(inside, vectors)
 
     @cached_property
@@ -204,8 +209,49 @@ class LowRank:
         return LowRank(1 / self.level, self.vectors, 1 / (level + self.weights) - 1 / level)
 
 
+class Scales:
+    """A diagonal M, for one parameter: positive factors d, e, … that broadcast to a view of it and multiply it.
+
+    Args:
+        factors: numbers or tensors; of a sharded parameter about the part that is held here.
+        shape: of the view; None is the parameter's own.
+    """
+
+    def __init__(self, factors: Sequence[float | Tensor], shape: tuple[int, ...] | None = None) -> None:
+        self.factors, self.shape = factors, shape
+
+    @property
+    def divisor(self) -> float:
+        """Of a single number, by how much it divides."""
+        (factor,) = self.factors
+        return 1 / float(factor)
+
+    def right_multiply(
+        self, weight: Tensor, bias: Tensor | None = None, overwrite: bool = False
+    ) -> tuple[Tensor, None]:
+        """Return w d e …."""
+        product = weight.view(self.shape or weight.shape)
+        for place, factor in enumerate(self.factors):
+            product = product.mul_(factor) if overwrite or place else product * factor
+        return product.view(weight.shape), None
+
+    @cached_property
+    def inverse(self) -> "Scales":
+        """M⁻¹."""
+        return Scales([1 / factor for factor in self.factors], self.shape)
+
+
 #: What [W, b] is multiplied with from the right.
-Factor = Whole | LowRank
+Factor = Whole | LowRank | Scales
+
+
+def stacked(factors: Sequence[Any]) -> Any:
+    """Return the factors of several layers of one kind and shape, each (groups, d, d), as that of a stack of layers."""
+    if isinstance(factors[0], Whole):
+        return Whole(torch.cat([factor.matrix for factor in factors]))
+    levels = [torch.as_tensor(factor.level).to(factor.weights).view(-1) for factor in factors]
+    vectors, weights = (torch.cat([getattr(factor, name) for factor in factors]) for name in ("vectors", "weights"))
+    return LowRank(torch.cat(levels), vectors, weights)
 
 
 def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> LowRank:
@@ -221,4 +267,4 @@ def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> L
     finite, *first = host.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
         raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
-    return LowRank(level if level.dim() else first[0], spectrum.vectors, weights)
+    return LowRank(level if level.numel() > 1 else first[0], spectrum.vectors, weights)

@@ -1,6 +1,6 @@
 """The part of a sharded tensor that this process holds, and sums over the processes that hold the rest."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,19 +77,6 @@ def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
         distributed.all_reduce(joined, group=group)
         for tensor, total in zip(same, joined.split([tensor.numel() for tensor in same]), strict=True):
             tensor.copy_(total.view_as(tensor))
-
-
-def add_up_row_shards(layers: Sequence[Any], numbers: Mapping[int, Tensor], size: int) -> None:
-    """Add up numbers, (size,), of weights of which each process holds some rows, in place, by the weights' ids.
-
-    Every such layer has its place in the sum, so that all processes take part whatever they have measured.
-    """
-
-    def part_of(weight: Tensor) -> Tensor:
-        found = numbers.get(id(weight))
-        return torch.zeros(size, dtype=torch.float64, device=weight.device) if found is None else found
-
-    add_up_shards([(layer.weight, part_of(layer.weight)) for layer in layers if cut_of(layer.weight) is not None])
 
 
 def add_up_shards(parts: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -14,7 +14,7 @@ from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
 from .coverage import UNCALLED, Coverage, warn
 from .layers import PLAIN, Corrected, corrected_types, name_of, swapped, why_unknown_rows
-from .reports import meant
+from .reports import without_frozen_or_skipped
 
 
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
@@ -228,7 +228,7 @@ def _warn_of_reach(model: nn.Module, found: Coverage) -> None:
     """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    found = meant(found)
+    found = without_frozen_or_skipped(found)
     if found.elements and found.element_share < 0.5:
         warn(
             f"the correction reaches {found.element_share:.1%} of {sum(found.elements.values()):,} trainable elements; "

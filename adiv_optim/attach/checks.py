@@ -23,6 +23,9 @@ NAMED = "named in skip"
 #: How the reason begins why one takes the plain step that has a part of its memory in common with another one.
 SHARED_MEMORY = "it shares its memory with"
 
+#: What to do where FSDP1 has flattened parameters.
+UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
+
 
 def label(path: str) -> str:
     """The name of a part of a model in messages."""

@@ -150,23 +150,21 @@ class Layout(NamedTuple):
         """How many features a row of the layer has, as far as this process holds them."""
         return len(weight) if self.transposed else weight.shape[1:].numel()
 
-    def matrix(self, part: Tensor, stack: int = 0) -> Tensor:
-        """What this process holds of a weight as (outputs, features), of a bias as (outputs, 1); groups in front.
+    def stacked(self, part: Tensor, count: int = 1) -> Tensor:
+        """A weight as (count × groups, outputs, features), a bias as (count × groups, outputs, 1).
 
-        `stack` is 1 of a stack of such parts, and 0 of a single one.
+        Of several such parts in one tensor the first dimension counts them. A view, where the memory allows one.
         """
-        before, shape = part.shape[:stack], part.shape[stack:]
-        if len(shape) > 1 and self.transposed:
-            return part.mT
-        groups = (self.groups,) if self.groups > 1 else ()
-        wanted = (*before, *groups, shape[0] // self.groups, shape[1:].numel())
-        return part if part.shape == wanted else part.reshape(wanted)
+        shape = part.shape[count > 1 :]
+        if len(shape) == 2 and self.transposed:
+            return part.mT if count > 1 else part.mT[None]
+        return part.reshape(count * self.groups, shape[0] // self.groups, shape[1:].numel())
 
-    def part(self, matrix: Tensor, shape: tuple[int, ...], stack: int = 0) -> Tensor:
-        """The inverse of `matrix`, in a shape; the dtype stays."""
-        if len(shape) > stack + 1 and self.transposed:
-            matrix = matrix.mT
-        return matrix if matrix.shape == shape else matrix.reshape(shape)
+    def unstacked(self, matrices: Tensor, shape: tuple[int, ...], count: int = 1) -> Tensor:
+        """The inverse of `stacked`: each part in a shape; the dtype stays."""
+        if len(shape) == 2 and self.transposed:
+            matrices = matrices.mT
+        return matrices.reshape((count, *shape) if count > 1 else shape)
 
 
 def plain_type(module: nn.Module) -> type:

@@ -1,7 +1,5 @@
 """What a wrapper says of the parameters that its optimizer trains."""
 
-from collections.abc import Collection
-
 from torch import nn
 from torch.optim import Optimizer
 
@@ -23,40 +21,41 @@ def held_by(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
     return {**own, **dict(every.values())}
 
 
-def meant(found: Coverage) -> Coverage:
-    """What is said of parameters that are neither frozen nor named in skip; those that wait count as treated."""
-    elements = {name: size for name, size in found.elements.items() if found.skipped.get(name) not in ("frozen", NAMED)}
-    skipped = {name: why for name, why in found.skipped.items() if name in elements}
-    return Coverage({**found.treated, **found.never_seen}, skipped, elements=elements)
+def without_frozen_or_skipped(coverage: Coverage) -> Coverage:
+    """Leave out parameters that are frozen or named in skip; those that wait count as treated."""
+    why, every = coverage.skipped, coverage.elements
+    elements = {name: size for name, size in every.items() if why.get(name) not in ("frozen", NAMED)}
+    skipped = {name: reason for name, reason in why.items() if name in elements}
+    return Coverage({**coverage.treated, **coverage.never_seen}, skipped, elements=elements)
 
 
-def report(
-    optimizer: Optimizer, model: nn.Module, found: Coverage, known: Collection[int] | None, unknown: str
-) -> Coverage:
+def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: str) -> Coverage:
     """Say of each of the optimizer's parameters whether it is treated, or that it is none of the model's.
 
     Args:
         optimizer: whose parameters.
         model: the model.
-        found: what is said by name.
-        known: ids of the parameters that this is said of; None is all. Under its name there may be another one by now.
+        coverage: what is said by name.
         unknown: why others of the model's are plain.
     """
-    held = held_by(optimizer, model)
-    own = {name for name, p in model.named_parameters() if name in held}
+    parameters = held_by(optimizer, model)
+    of_model = {name for name, _ in model.named_parameters() if name in parameters}
     treated, never_seen = (
-        {name: how for name, how in said.items() if name in own and (known is None or id(held[name]) in known)}
-        for said in (found.treated, found.never_seen)
+        {name: how for name, how in said.items() if name in of_model}
+        for said in (coverage.treated, coverage.never_seen)
     )
-    skipped = {
-        name: OUTSIDE if name not in own else found.skipped.get(name) or unknown if p.requires_grad else "frozen"
-        for name, p in held.items()
-        if name not in treated and name not in never_seen
-    }
-    return Coverage(treated, skipped, never_seen, {name: p.numel() for name, p in held.items()})
+
+    def why_plain(name: str, parameter: nn.Parameter) -> str:
+        if name not in of_model:
+            return OUTSIDE
+        return coverage.skipped.get(name) or unknown if parameter.requires_grad else "frozen"
+
+    untreated = parameters.keys() - treated.keys() - never_seen.keys()
+    skipped = {name: why_plain(name, p) for name, p in parameters.items() if name in untreated}
+    return Coverage(treated, skipped, never_seen, {name: p.numel() for name, p in parameters.items()})
 
 
-def gone(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
+def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
     """Say that the optimizer's weights are no longer the model's, or if `starved` that none has had a gradient."""
     held = held_by(optimizer, model)
     names = dict(model.named_parameters())

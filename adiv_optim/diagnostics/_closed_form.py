@@ -42,10 +42,10 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     gains, moved = {}, torch.zeros_like(grad)
     if "weight" in step:
         gains["weight"] = (to_float64(found["weight"]) * x).sum(-1)
-        moved += x @ layout.matrix(step["weight"]).to(x.dtype).mT
+        moved += x @ layout.stacked(step["weight"]).to(x.dtype).mT
     if "bias" in step:
         gains["bias"] = to_float64(found["bias"]).view(grad.shape[:-1])
-        moved += layout.matrix(step["bias"]).to(x.dtype).mT
+        moved += layout.stacked(step["bias"]).to(x.dtype).mT
     parts = torch.stack([gains[name] for name in step], -1)
     rows_and_groups = MeasuredRows(
         which=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),

@@ -1,24 +1,28 @@
 """Optimizers that stand in front of another optimizer."""
 
 from .chained import ChainedOptimizer
+from .chart import Chart
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
+from .mapped import Mapped
 from .preconditioned import Preconditioned
-from .reparametrized import Method, Reparametrized
-from .snapshot import Transform
+from .step import Stack, take_step
 from .unit_consistent import UnitConsistent
+from .watch import Watch
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 
 __all__ = [
     "ChainedOptimizer",
+    "Chart",
     "GradientOnly",
     "InputScaled",
-    "Method",
+    "Mapped",
     "OptimizerWrapper",
     "Preconditioned",
-    "Reparametrized",
-    "Transform",
+    "Stack",
     "UnitConsistent",
+    "Watch",
     "Whitened",
+    "take_step",
 ]

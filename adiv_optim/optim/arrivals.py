@@ -1,4 +1,4 @@
-"""Calls of layers whose rows wait in the graph until a gradient comes back, and are gone with it if none does."""
+"""Hooks on layers, and calls whose rows wait in the graph until a gradient comes back, and go with it if none does."""
 
 import weakref
 from collections.abc import Collection, MutableMapping
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._torch import backward_pass, is_batched, keeps_graph, reaches
+from ..functional.shared import refuse_capture
+from .graph_rows import count_in_graph, token_of
 
 
 class Reading:
@@ -17,22 +19,22 @@ class Reading:
     Args:
         sums: never changed in place.
         rows: how many rows they are of.
-        memory: what the layer remembered then, or None: nothing.
+        covariance: what the layer remembered then, or None: nothing.
         version: that of the tensor.
     """
 
-    __slots__ = ("__weakref__", "arrived", "joined", "memory", "readers", "rows", "sums", "version")
+    __slots__ = ("__weakref__", "arrived", "covariance", "joined", "readers", "rows", "sums", "version")
 
-    def __init__(self, sums: list[Tensor], rows: int, memory: list[Tensor] | None, version: int) -> None:
-        self.sums, self.rows, self.memory, self.version = sums, rows, memory, version
+    def __init__(self, sums: list[Tensor], rows: int, covariance: object, version: int) -> None:
+        self.sums, self.rows, self.covariance, self.version = sums, rows, covariance, version
         #: The layers that have it, by their ids, and whether a gradient has come to one of them.
         self.readers, self.arrived = set[int](), False
         #: Sums that it was added to, and these sums then: equal for all layers that had the same.
         self.joined: tuple[list[Tensor] | None, list[Tensor]] | None = None
 
-    def added_to(self, before: list[Tensor] | None, memory: list[Tensor] | None) -> list[Tensor]:
+    def added_to(self, before: list[Tensor] | None, covariance: object) -> list[Tensor]:
         """Sums with these added, the very same list for layers that have had one list, and remember the same."""
-        if memory is not self.memory:
+        if covariance is not self.covariance:
             return self._sum(before)
         if self.joined is None or self.joined[0] is not before:
             self.joined = before, self.sums if before is None else self._sum(before)
@@ -53,14 +55,14 @@ def readings_of(tensor: Tensor) -> dict[Any, "weakref.ref[Reading]"]:
     return _readings.setdefault(tensor, {}) if plain and not tensor.is_inference() else {}
 
 
-def may_serve(reading: Reading, tensor: Tensor, layer: object, memory: list[Tensor] | None) -> bool:
+def may_serve(reading: Reading, tensor: Tensor, layer: object, covariance: object) -> bool:
     """Whether what one layer has made of a tensor is what another one would make.
 
     Not after a gradient has come, nor twice for one layer: who writes to a tensor by `.data` does so between passes,
     when nothing needs its numbers any more. And not where others have the memory, numpy or another process, and may
     write there without a new version of the tensor.
     """
-    if reading.arrived or id(layer) in reading.readers or reading.memory is not memory:
+    if reading.arrived or id(layer) in reading.readers or reading.covariance is not covariance:
         return False
     storage = tensor.untyped_storage()
     alone = storage.resizable() and not (tensor.device.type == "cpu" and storage.is_shared())
@@ -140,3 +142,59 @@ def node_of(weight: Tensor) -> Any:
         return None
     alias: Any = weight.view_as(weight)
     return weight.grad_fn or alias.grad_fn.next_functions[0][0]
+
+
+class InputHook:
+    """A forward hook that belongs to a `LayerInputs` and does nothing without it.
+
+    A copy or a pickle of the model alone (an average of weights, a target network) does not copy it.
+    """
+
+    def __init__(self, layer: Any, place: int) -> None:
+        self.layer, self.place = weakref.ref(layer), place
+        self.token = token_of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layer": _gone}
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        layer = self.layer()
+        # Not module.training: fine-tuning under eval() is usual.
+        if layer is None or not torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+            return
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError(
+                f"{layer.name!r} is called by nn.DataParallel on a copy of the layer, in a thread of its own, whose "
+                "rows the optimizer cannot add up. Use DistributedDataParallel, by torchrun; or one device."
+            )
+        # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
+        input = args[0] if args else next(iter(kwargs.values()))
+        if torch.compiler.is_dynamo_compiling() and type(input) in (Tensor, nn.Parameter):
+            # Both are guarded on: between measurements there is another graph, without any of this.
+            if layer.armed or not layer.called:
+                count_in_graph(self.token, input)
+        else:
+            self.count(input, output)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":  # which torch.jit.script asks every hook for
+            raise AttributeError(
+                "torch.jit.script cannot compile the hook that counts what this layer reads; call detach() on the "
+                "optimizer first."
+            )
+        raise AttributeError(name)
+
+    def count(self, input: Tensor, output: Any) -> None:
+        """Count the rows of one call; for `output` see `LayerInputs.add`."""
+        layer = self.layer()
+        # A backward does not come through inference mode, though gradients may be enabled in it.
+        if layer is None or torch.is_inference_mode_enabled():
+            return
+        refuse_capture(layer.name, "remembers its inputs", input)
+        layer.called = True
+        if layer.armed:
+            layer.add(layer.modules[self.place], input, output)
+
+
+def _gone() -> None:
+    """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""

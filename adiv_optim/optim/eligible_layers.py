@@ -1,25 +1,29 @@
 """Which weights multiply rows that are known and have a part here that can be mapped."""
 
-from torch import nn
-from torch.nn.utils import parametrize
-from torch.optim import Optimizer
+from collections.abc import Iterable
+from typing import Any
 
+from torch import distributed, nn
+from torch.nn.utils import parametrize
+
+from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
 from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
-from ..attach.layers import is_torchs, plain_type, why_unknown_rows
+from ..attach.layers import Layout, is_torchs, plain_type, why_unknown_rows
+from .layer_inputs import LayerInputs
 
 #: What makes the rows of a layer of any class known.
 _DECLARE = "; a method input_rows(input) on that class makes them known"
 
 
 def eligible_layers(
-    what: str, model: nn.Module, optimizer: Optimizer, skip: Skip, bias_is_plain: str
+    what: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, bias_is_plain: str
 ) -> tuple[list[tuple[str, list[nn.Module], bool]], dict[str, str]]:
     """Find the layers whose weights the optimizer holds and multiply rows that are known.
 
     Args:
         what: whose errors these are.
         model: the model.
-        optimizer: whose parameters are meant.
+        parameters: those of the optimizer.
         skip: modules to leave alone.
         bias_is_plain: why no bias is treated with its weight, or "".
 
@@ -29,7 +33,7 @@ def eligible_layers(
     """
     skipped = named_in_skip(model, skip, gone=True)
     refuse_lazy(what, model, skipped)
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    held = {*map(id, parameters)}
     by_fsdp = (module for module in model.modules() if hasattr(module, "_get_fsdp_state"))
     managed, without_call = {part for module in by_fsdp for part in module.modules()}, bypassed(model)
     users: dict[int, list[nn.Module]] = {}
@@ -86,3 +90,39 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     if not parameter.requires_grad:
         return "frozen"
     return "complex" if parameter.is_complex() else ""
+
+
+def refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:
+    """Raise a ValueError if parts of a layer are not whole rows, or are held by processes whose rows do not count.
+
+    A map of columns takes whole rows, all of an output's weights, and which of them is no matter. With groups, or a
+    column for each output, what is cut along dimension 0 is no such rows.
+    """
+    for layer in layers:
+        mesh: Any = getattr(layer.weight, "device_mesh", None)
+        placed = [getattr(parameter, "placements", "a whole") for parameter in layer.parameters]
+        cut, plain = cut_of(layer.weight), layer.layout == Layout(transposed=False, groups=1)
+        if any(map(why_not_one_cut, layer.parameters)) or placed[0] != placed[-1] or (cut and (cut.dim or not plain)):
+            raise ValueError(
+                f"{what}: {layer.name!r} of a {plain_type(layer.modules[0]).__name__} is sharded as "
+                f"{' with its bias as '.join(map(str, placed))}, which is no whole rows of outputs that read one "
+                "input; cut both along dimension 0 by fully_shard alone, which is its default, or name this layer in "
+                "skip, as one must with groups of a convolution or a column for each output."
+            )
+        if mesh is None:
+            continue
+        counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
+        if missing := sorted({*mesh.mesh.flatten().tolist()}.difference(counted)):
+            raise ValueError(
+                f"{what}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
+                "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
+            )
+
+
+def private_gradients(name: str) -> ValueError:
+    """Return the error where Opacus makes the gradients: no noise hides what is remembered of private inputs."""
+    return ValueError(
+        f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
+        "would not hold for its steps. With differential privacy take the optimizer without it, or "
+        "DPOptimizer(UnitConsistent(…), …), which reads weights alone."
+    )

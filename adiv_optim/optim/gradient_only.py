@@ -57,6 +57,7 @@ class GradientOnly(OptimizerWrapper):
         Linear(in_features=2, out_features=1, bias=True)
     """
 
+    takes_step_of = "inner"
     #: Steps with gradients; the second one looks for layers that have some and have never been called.
     _own_steps = 0
     #: The arguments for layers that come later; None once this is detached.
@@ -122,7 +123,7 @@ class GradientOnly(OptimizerWrapper):
     def coverage(self) -> Coverage:
         """Say of every parameter that the optimizer holds whether its gradient is corrected, or why it is not."""
         found = correction_coverage(self.model, trained=self._own_steps == 2)
-        return report(self, self.model, found, None, "no correction attached")
+        return report(self, self.model, found, "no correction attached")
 
     def metrics(self) -> dict[str, float]:
         """Return plain numbers for a logger: shares of what is corrected, and how many corrected layers have run."""

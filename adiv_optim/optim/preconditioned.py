@@ -1,43 +1,28 @@
 """Optimizers that are given the gradient times the inverse covariance of every layer's inputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, Whole, damped_inverse
-from .._linalg.shards import DataParallelGroup
+from .._linalg.roots import Factor, Whole, damped_inverse, of_each
 from ..attach.checks import Skip
-from .by_inputs import ByInputs
-from .covariance_method import CovarianceMethod, RightMultiplication
-from .input_hooks import LayerInputs
-from .snapshot import Transform
+from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
+from .chart import Chart
+from .covariance import Covariance
+from .mapped import Mapped
 
 
-@dataclass(eq=False, kw_only=True)
-class PreconditioningMethod(CovarianceMethod):
-    """Multiplies gradients by the inverse covariances of the layers' inputs; see `Preconditioned` for the arguments."""
-
-    verb: ClassVar[str] = "preconditioned"
-    moves_weights: ClassVar[bool] = False
-
-    def measure(self, layer: LayerInputs) -> list[Whole]:
-        """Return (A + λI)⁻¹ of every block."""
-        moments: Any = layer.moments
-        average = moments.average(layer.memory, layer.rows)
-        level = torch.where(average > 0, average, 1.0)
-        return [Whole(damped_inverse(each, level, self.damping)) for each in moments.mean(layer.memory, layer.rows)]
-
-    def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
-        """Return the transform of a layer, or of several of one shape, of gradients alone."""
-        return RightMultiplication(layers, factors, moves_weights=False)
+def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
+    """Return (A + λI)⁻¹, block by block."""
+    level = covariance.ridge(1.0)
+    return [Whole(damped_inverse(block, level, damping)) for block in covariance.mean()]
 
 
-class Preconditioned(ByInputs):
+class Preconditioned(Mapped):
     r"""Give any optimizer gradients that are preconditioned by the covariance of every layer's inputs.
 
     With A the running mean of :math:`\tilde x \tilde x^\top` over the rows x~ = (x, 1) that a layer reads and
@@ -77,6 +62,11 @@ class Preconditioned(ByInputs):
         tensor([-1., -1.])
     """
 
+    prefix: ClassVar[str] = PREFIX
+    shaping: ClassVar[Sequence[str]] = ("max_dim",)
+    moves_weights: ClassVar[bool] = False
+    count_rows = count_rows
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -92,8 +82,15 @@ class Preconditioned(ByInputs):
     ) -> None:
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
-        method = PreconditioningMethod(
-            damping=damping, decay=decay, every=every, max_dim=max_dim, max_rows=max_rows,
-            process_group=DataParallelGroup("Preconditioned", process_group), skip=skip,
-        )  # fmt: skip
-        super().__init__(optimizer, model, method)
+        chart = Chart(
+            partial(of_each, inverses, damping=damping),
+            partial(treatment, verb="preconditioned"),
+            partial(covariance_metrics, damping=damping),
+            moves_weights=False,
+        )
+        make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows)
+        settings = {
+            "damping": damping, "decay": decay, "every": every, "max_dim": max_dim, "max_rows": max_rows,
+            "process_group": process_group, "skip": skip,
+        }  # fmt: skip
+        super().__init__(optimizer, model, watch_inputs("Preconditioned", optimizer, chart, make, settings), settings)

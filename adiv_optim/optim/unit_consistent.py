@@ -1,7 +1,7 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,58 +10,69 @@ from torch.optim import Optimizer
 
 from .. import gauge as gauges
 from .._linalg import host
+from .._linalg.roots import Scales
 from .._linalg.shards import why_not_one_cut
-from ..attach.checks import NAMED, Skip, addresses, named_in_skip, overlaps, refuse_sharded
+from ..attach.checks import NAMED, UNFLATTENED, Skip, addresses, named_in_skip, overlaps, refuse_sharded
 from ..attach.coverage import Coverage
-from .reparametrized import UNFLATTENED, Method, Reparametrized
-from .snapshot import Diagonal, Snapshot, Transform
+from .mapped import Mapped
+from .step import Stack
 from .wrapper import OURS, check_model, unwrapped
 
 
-class CanonicalMethod(Method):
-    """Lets an optimizer step on canonical parameters, W' = D⁻¹WE⁻¹; see `UnitConsistent` for the arguments."""
+class ChannelScales:
+    """The scales of a model's channels, W = D W' E, measured by its weights; see `UnitConsistent` for the arguments."""
 
-    prefix: ClassVar[str] = f"{OURS}scales."
+    #: No forward pass is watched.
+    layers: Sequence[Any] = ()
 
     def __init__(self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, skip: Skip) -> None:
-        self.model, self.graph, self.gauge = model, graph, gauge
+        self.model, self.graph, self.gauge, self.steps = model, graph, gauge, 0
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.parameters = dict(model.named_parameters())
-        self.skip = skip if isinstance(skip, str) else tuple(skip)
-        skipped = {id(parameter) for module in named_in_skip(model, self.skip) for parameter in module.parameters()}
+        skipped = {id(parameter) for module in named_in_skip(model, skip) for parameter in module.parameters()}
         self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
         #: Where the parameters were when it was last looked which of them share memory; and why those are plain.
         self._addresses, self._overlaps = list[Any](), dict[int, str]()
-        self._look_for_overlaps()
         self.measurements = 0
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
-        #: Whether anybody reads `metrics`; and by parameter what they show of its step.
-        self._asked, self._seen = False, dict[str, Tensor]()
 
-    def transforms(self) -> Sequence[Transform]:
-        """Return a transform for each parameter that has scales and a gradient, an old one of a frozen weight too."""
-        if due := self.steps % self.gauge.every == 0 or not self._factors:
-            self._measure()
-        self._look_for_overlaps()
-        treated = {name: factors for name, factors in self._factors.items() if name not in self.skipped}
-        moving = [(self.parameters[name], factors) for name, factors in treated.items()]
-        moving = [(p, factors) for p, factors in moving if p.grad is not None and id(p) not in self._overlaps]
-        return [_diagonal(p, factors.held(p), due and self._asked) for p, factors in moving]
-
-    def _look_for_overlaps(self) -> None:
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Look which parameters share memory; which of them the optimizer holds is no matter."""
         if (now := addresses(self.parameters.values())) != self._addresses:
             self._addresses, self._overlaps = now, overlaps(self.parameters)
 
-    def rescale(self, snapshots: Sequence[Snapshot]) -> None:
-        """Note what `metrics` is to show; no step changes."""
-        names = {id(parameter): name for name, parameter in self.parameters.items()}
-        for transform in (snapshot.transform for snapshot in snapshots):
-            if isinstance(transform, Diagonal) and transform.watched:
-                self._seen[names[id(transform.parameters[0])]] = transform.products
+    def stacks(self) -> list[Stack]:
+        """Return one for each parameter that has scales and a gradient, an old one of a frozen weight too."""
+        if self.steps % self.gauge.every == 0 or not self._factors:
+            self._measure()
+        stacks = []
+        for name, factors in self._factors.items():
+            parameter = self.parameters[name]
+            if name in self.skipped or parameter.grad is None or id(parameter) in self._overlaps:
+                continue
+            if parameter.grad.is_sparse:
+                raise ValueError(
+                    f"UnitConsistent: the gradient of {name!r} is sparse; build the layer without sparse=True, or name "
+                    "it in skip."
+                )
+            # Scales keep their own precision: those of float16 weights may lie outside of float16's range.
+            factors, dtype = factors.held(parameter), host.wide(parameter)
+            scales = Scales([part.to(parameter.device, dtype) for part in (factors.d, factors.e)], factors.shape)
+            stacks.append(Stack([parameter], [scales]))
+        return stacks
 
-    def settings(self) -> dict[str, Any]:
-        return {"gauge": self.gauge, "skip": self.skip}
+    def shards(self) -> Collection[nn.Parameter]:
+        """No sums are made in a step."""
+        return ()
+
+    def count_step(self) -> None:
+        """Count a step."""
+        self.steps += 1
+
+    def why_inactive(self) -> str:
+        """Nothing: what is treated is known from the beginning."""
+        return ""
 
     def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
@@ -72,6 +83,7 @@ class CanonicalMethod(Method):
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def coverage(self) -> Coverage:
+        """Say of every trainable parameter how it is treated, or why it is not."""
         treated, skipped = {}, {}
         how = self.gauge.treats(self.graph)
         for name, parameter in self.model.named_parameters():
@@ -96,23 +108,15 @@ class CanonicalMethod(Method):
         return "not used by the traced call" if name in self.graph.outside else "not in the graph"
 
     def metrics(self) -> dict[str, float]:
-        """Return the range of the log-scales measured last, and how often they were measured.
-
-        Once this has been called, also of each parameter, of steps that measure, the cosine between the step as the
-        optimizer took it and as it is mapped back; of a sharded one over what is held here.
-        """
-        self._asked = True
+        """Return the range of the log-scales measured last, and how often they were measured."""
         if self._log_scales is None:
             return {}
         found = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
         if self.graph.free:
             found |= {"log_scale_min": float(self._log_scales.min()), "log_scale_max": float(self._log_scales.max())}
-        every = zip(self._seen, torch.stack([*self._seen.values()]).tolist() if self._seen else (), strict=True)
-        cosines = {name: both / math.sqrt(own * mapped) for name, (own, both, mapped) in every if own * mapped > 0}
-        found |= {f"{name}/step_cosine": cosine for name, cosine in cosines.items()}
-        return found | ({"smallest_step_cosine": min(cosines.values())} if cosines else {})
+        return found
 
-    def state(self) -> dict[Tensor, dict[str, Any]]:
+    def remembered(self) -> dict[Tensor, dict[str, Any]]:
         """Return what resuming exactly needs: the scales in use, and the log-scales that the next ones are near."""
         device = next(iter(self.parameters.values())).device
         none = torch.zeros(self.graph.free, dtype=host.widest(device), device=host.with_float64(device))
@@ -129,10 +133,11 @@ class CanonicalMethod(Method):
         entry = self.graph.parameters[name]
         return [index.to(scales.device) for index in (entry.plus, entry.minus)]
 
-    def load_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Take scales from a checkpoint, or measure anew where it has none."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._factors, self._log_scales = {}, None
-        for parameter, entries in state.items():
+        for parameter, entries in remembered.items():
             if "d" not in entries:
                 continue
             name = names[parameter]
@@ -145,14 +150,7 @@ class CanonicalMethod(Method):
             self._factors[name] = gauges.Factors(shape, entries["d"].clone(), entries["e"].clone())
 
 
-def _diagonal(parameter: nn.Parameter, factors: gauges.Factors, watched: bool) -> Diagonal:
-    # Scales keep their own precision: those of float16 weights may lie outside of float16's range.
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    parts = [part.to(parameter.device, dtype) for part in (factors.d, factors.e)]
-    return Diagonal(parameter, parts, factors.shape, watched)
-
-
-class UnitConsistent(Reparametrized):
+class UnitConsistent(Mapped):
     r"""Let any optimizer step in coordinates that rescaling hidden units cannot touch.
 
     A network of ReLUs, convolutions, residual connections and the like is the same function after a hidden unit's
@@ -205,6 +203,12 @@ class UnitConsistent(Reparametrized):
         True
     """
 
+    prefix: ClassVar[str] = f"{OURS}scales."
+    remedy: ClassVar[str] = (
+        "Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use those, or the optimizer "
+        "without UnitConsistent. "
+    )
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -231,8 +235,6 @@ class UnitConsistent(Reparametrized):
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
-        super().__init__(optimizer, model, CanonicalMethod(model, graph, gauge, skip))
-        self._warn_of_little(
-            "Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use those, or the "
-            "optimizer without UnitConsistent. "
-        )
+        skip = skip if isinstance(skip, str) else tuple(skip)
+        watch = partial(ChannelScales, graph=graph, gauge=gauge, skip=skip)
+        super().__init__(optimizer, model, watch, {"gauge": gauge, "skip": skip})

@@ -1,125 +1,35 @@
 """Optimizers that step where the inputs of every layer are white: their idea of a step, measured by activations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._linalg import host
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, Whole, inverse_root, low_rank_inverse_root
-from .._linalg.shards import DataParallelGroup, add_up_row_shards, cut_of
+from .._linalg.roots import Factor, of_each
 from ..attach.checks import Skip
-from .by_inputs import ByInputs
-from .covariance_method import CovarianceMethod, RightMultiplication
-from .input_hooks import LayerInputs
-from .second_moments import Covariance, SketchedCovariance
-from .snapshot import Snapshot, Transform
+from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
+from .chart import Chart
+from .covariance import Covariance
+from .mapped import Mapped
 
 
-@dataclass(eq=False, kw_only=True)
-class WhiteningMethod(CovarianceMethod):
-    """Lets an optimizer step where the inputs of a model's layers are white; see `Whitened` for the arguments."""
-
-    verb: ClassVar[str] = "whitened"
-    shaping: ClassVar[Sequence[str]] = ("max_dim", "rank")
-
-    graft_norm: bool
-    rank: int | None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        #: Whether anybody reads `metrics`; and by layer the cosine and the output step that they show.
-        self.asked, self.seen = False, dict[str, Tensor]()
-
-    def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
-        whole = super().moments(module, with_bias)
-        if self.rank is None or self.rank >= min(whole.sizes):
-            return whole
-        return SketchedCovariance(module, with_bias, self.max_dim, self.max_rows, self.rank)
-
-    def measure(self, layer: LayerInputs) -> list[Factor]:
-        """Return the inverse root of every block of (A + λI) / its mean eigenvalue, or A + λI without `graft_norm`."""
-        moments: Any = layer.moments
-        scale, ridge = self._units(layer)
-        ridge, condition = ridge / scale, moments.size / self.damping + 1
-        if isinstance(moments, SketchedCovariance):
-            return [
-                low_rank_inverse_root(
-                    trace / scale, spectrum._replace(values=spectrum.values / scale[..., None]), ridge
-                )
-                for trace, spectrum in moments.spectra(layer.memory, layer.rows)
-            ]
-        scaled = (block.div_(scale[..., None, None]) for block in moments.mean(layer.memory, layer.rows))
-        return [Whole(inverse_root(block, ridge, condition)) for block in scaled]
-
-    def _units(self, layer: LayerInputs) -> tuple[Tensor, Tensor]:
-        """What A + λI is divided by, and λ; of each group."""
-        moments: Any = layer.moments
-        average = moments.average(layer.memory, layer.rows)
-        level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own variables
-        return average + self.damping * level if self.graft_norm else torch.ones_like(level), self.damping * level
-
-    def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
-        return RightMultiplication(layers, factors, graft_norm=self.graft_norm, watched=self.asked and self.due())
-
-    def rescale(self, snapshots: Sequence[Snapshot]) -> None:
-        """Give every layer's step the norm that it had before it was mapped back, for all layers at once."""
-        pairs: list[Any] = [(snapshot, snapshot.transform) for snapshot in snapshots]
-        if self.graft_norm:
-            self._graft(pairs)
-        for snapshot, t in pairs:
-            if t.watched:
-                self._note(t, t.products.new_ones(()) if snapshot.ratio is None else host.double(snapshot.ratio))
-
-    def _note(self, t: RightMultiplication, ratio: Tensor) -> None:
-        """What `metrics` is to show of a step, but of layers that an earlier A than the present one maps."""
-        for layer, (own, both, mapped), factor in zip(
-            t.layers, t.products, ratio.flatten().expand(t.count), strict=True
-        ):
-            if not self.failures[layer.name]:
-                scale, ridge = map(host.double, self._units(layer))
-                # Δ~ (A + λI) Δ~ᵀ is Δ~' Δ~'ᵀ but for the scale.
-                moved = factor * (scale * own - ridge * mapped).clamp_min(0).sum().sqrt()
-                lengths = (own.sum() * mapped.sum()).sqrt()
-                self.seen[layer.name] = torch.stack([torch.where(lengths > 0, both.sum() / lengths, 1.0), moved])
-
-    def _graft(self, pairs: list[Any]) -> None:
-        sharded = {id(t.parameters[0]): t.norms[0].double().square_() for _, t in pairs if cut_of(t.parameters[0])}
-        add_up_row_shards(self.layers, sharded, 2)
-        for _, t in pairs:
-            if (squares := sharded.get(id(t.parameters[0]))) is not None:
-                t.norms = squares.sqrt().to(t.norms)[None]
-        for kind in {(t.norms.device, t.norms.dtype) for _, t in pairs}:
-            same = [(snapshot, t) for snapshot, t in pairs if (t.norms.device, t.norms.dtype) == kind]
-            before, after = torch.cat([t.norms for _, t in same]).unbind(-1)
-            ratios = torch.where(after > 0, before / after, 1.0)  # 1 where there was no step
-            for (snapshot, t), ratio in zip(same, ratios.split([t.count for _, t in same]), strict=True):
-                snapshot.ratio = ratio[:, None, None] if t.copies else ratio
-
-    def metrics(self) -> dict[str, float]:
-        """Return what was measured last, and, once this has been called, what steps that measure do to each layer.
-
-        That is the cosine between the step as the optimizer took it and as it is mapped back, and the RMS of what it
-        adds to the outputs, over the rows that A is made of; of a sharded weight the rows held here alone count.
-        A layer whose A could not be factorised once shows neither from then on.
-        """
-        self.asked, found = True, super().metrics()
-        shown = self.measured.keys() & self.seen.keys() - self.failures.keys()
-        names = [layer.name for layer in self.layers if layer.name in shown]
-        every = [self.seen[name].tolist() for name in names]
-        for name, (cosine, moved) in zip(names, every, strict=True):
-            found |= {f"{name}/step_cosine": cosine, f"{name}/output_step": moved}
-        if every:
-            cosines, steps = zip(*every, strict=True)
-            found |= {"smallest_step_cosine": min(cosines), "largest_output_step": max(steps)}
-        return found
+def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[Factor]:
+    """Return the inverse root of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`, block by block."""
+    ridge = covariance.ridge(damping)
+    scale = covariance.level() + ridge if graft_norm else torch.ones_like(ridge)
+    return covariance.inverse_roots(scale, ridge, covariance.size / damping + 1)
 
 
-class Whitened(ByInputs):
+def keep_norm(before: Tensor, after: Tensor) -> Tensor:
+    """Return the factors that give steps the norms they had before they were mapped back; 1 where there was no step."""
+    return torch.nan_to_num_(before / after, nan=1.0, posinf=1.0)
+
+
+class Whitened(Mapped):
     r"""Let any optimizer step in variables in which the inputs of every layer are white.
 
     With A the running mean of :math:`\tilde x \tilde x^\top` over the rows x~ = (x, 1) that a layer reads,
@@ -189,6 +99,10 @@ class Whitened(ByInputs):
         tensor([-1., -1.])
     """
 
+    prefix: ClassVar[str] = PREFIX
+    shaping: ClassVar[Sequence[str]] = ("max_dim", "rank")
+    count_rows = count_rows
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -206,8 +120,15 @@ class Whitened(ByInputs):
     ) -> None:
         check_positive("Whitened", damping=damping)
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
-        method = WhiteningMethod(
-            damping=damping, decay=decay, every=every, graft_norm=graft_norm, rank=rank, max_dim=max_dim,
-            max_rows=max_rows, process_group=DataParallelGroup("Whitened", process_group), skip=skip,
-        )  # fmt: skip
-        super().__init__(optimizer, model, method)
+        chart = Chart(
+            partial(of_each, inverse_roots, damping=damping, graft_norm=graft_norm),
+            partial(treatment, verb="whitened"),
+            partial(covariance_metrics, damping=damping),
+            rescale=keep_norm if graft_norm else None,
+        )
+        make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank)
+        settings = {
+            "damping": damping, "decay": decay, "every": every, "graft_norm": graft_norm, "rank": rank,
+            "max_dim": max_dim, "max_rows": max_rows, "process_group": process_group, "skip": skip,
+        }  # fmt: skip
+        super().__init__(optimizer, model, watch_inputs("Whitened", optimizer, chart, make, settings), settings)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from .._linalg.limits import check_dict
+from .._torch import GLOBAL_STEP_HOOKS
 from ..attach.coverage import Coverage, warn
-from ..attach.reports import gone
+from ..attach.reports import explain_replaced_parameters
 from ..corrections import Correction
 
 #: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
@@ -120,9 +120,9 @@ class OptimizerWrapper(Optimizer):
         """Return what was measured last as a flat dict of numbers, for any logger."""
         return self.inner.metrics() if isinstance(self.inner, OptimizerWrapper) else {}
 
-    def _metrics(self, found: Coverage, own: dict[str, float]) -> dict[str, float]:
+    def _metrics(self, coverage: Coverage, own: dict[str, float]) -> dict[str, float]:
         """What the inner optimizer has measured, the shares of what is treated, and what is this wrapper's own."""
-        shares = {"treated_parameters": found.parameter_share, "treated_elements": found.element_share}
+        shares = {"treated_parameters": coverage.parameter_share, "treated_elements": coverage.element_share}
         every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | own).items()}
         return OptimizerWrapper.metrics(self) | every
 
@@ -131,7 +131,9 @@ class OptimizerWrapper(Optimizer):
         self._steps += 1
         self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
         # Looking costs a walk over the model, and seldom finds anything.
-        return gone(self, model, self._steps == 2 and not self._fed) if self._steps & (self._steps - 1) == 0 else ""
+        if self._steps & (self._steps - 1):
+            return ""
+        return explain_replaced_parameters(self, model, self._steps == 2 and not self._fed)
 
     def _tell(self, reason: str, opening: str) -> None:
         """Warn, but not twice of the same."""
@@ -238,15 +240,14 @@ def ours(entries: Any) -> list[str]:
 @contextmanager
 def without_global_hooks() -> Iterator[None]:
     """Torch's global hooks run around the outermost step alone, which sees the user's weights before and after."""
-    every: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-    tables = [table for table in every if table]
-    held = [table.copy() for table in tables]
+    tables = [table for table in GLOBAL_STEP_HOOKS if table]
+    before = [table.copy() for table in tables]
     for table in tables:
         table.clear()
     try:
         yield
     finally:
-        for table, hooks in zip(tables, held, strict=True):
+        for table, hooks in zip(tables, before, strict=True):
             added = table.copy()
             table.clear()
             table.update(hooks | added)

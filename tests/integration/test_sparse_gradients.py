@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from adiv_optim import UnitConsistent
 from tests.helpers import torch_database
 from tests.helpers.cases import relative_error
-from tests.wrappers import WRAPPERS, each_wrapper
+from tests.helpers.steps import same
+from tests.wrappers import WRAPPERS
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
@@ -34,9 +36,10 @@ def train(model: nn.Module, optimizer) -> nn.Module:
     return model
 
 
-@each_wrapper
+@pytest.mark.parametrize("wrapper", [name for name in WRAPPERS if name != "unit-consistent"])
 @pytest.mark.parametrize("name", ["SGD", "Adagrad"])
-def test_sparse_gradients_step_as_dense_ones(wrap, name):
+def test_sparse_gradients_step_as_dense_ones(wrapper, name):
+    wrap = WRAPPERS[wrapper]
     info = torch_database.optimizers()[name]
     assert info.supports_sparse
     options, _ = info.metadata_for_sparse
@@ -48,6 +51,17 @@ def test_sparse_gradients_step_as_dense_ones(wrap, name):
         trained.append(model)
     for p, q, start in zip(*(model.parameters() for model in (*trained, words())), strict=True):
         assert relative_error(p - start, q - start) <= EXACT
+
+
+def test_scales_of_sparse_gradients_are_refused_with_what_to_do():
+    model, x = words(), torch.arange(8)
+    optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x)
+    with pytest.raises(ValueError, match=r"the gradient of '0\.weight' is sparse; build the layer without sparse=True"):
+        train(model, optimizer)
+    assert same(model.parameters(), words().parameters())
+    optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x, skip=["0"])
+    train(model, optimizer)
+    assert not torch.equal(model[0].weight, words()[0].weight)
 
 
 def sparse_adam(model: nn.Module) -> torch.optim.Optimizer:

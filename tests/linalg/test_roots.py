@@ -9,9 +9,9 @@ from adiv_optim._linalg.roots import (
     NoRootError,
     Spectrum,
     Whole,
-    followed,
     inverse_root,
     low_rank_inverse_root,
+    subspace_iteration,
 )
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -67,7 +67,7 @@ def test_nystroems_approximation_is_taken_apart(stack):
     matrix, basis = covariance(*stack), torch.linalg.qr(torch.randn(*stack, 24, 5)).Q
     sketch = matrix @ basis
     wanted = sketch @ torch.linalg.pinv(basis.mT @ sketch) @ sketch.mT
-    values, vectors = followed(sketch, basis, matrix.diagonal(dim1=-2, dim2=-1).mean(-1))
+    values, vectors = subspace_iteration(sketch, basis, matrix.diagonal(dim1=-2, dim2=-1).mean(-1))
     found = (vectors * values[..., None, :]) @ vectors.mT
     assert (found - wanted).abs().max() <= 1e-12
     assert (vectors.mT @ vectors - torch.eye(5)).abs().max() <= 1e-12
@@ -78,7 +78,7 @@ def test_nystroems_approximation_is_taken_apart(stack):
 def test_matrix_of_no_more_eigenvalues_than_columns_is_found_at_once(count):
     x = torch.randn(count, 24)
     matrix, basis = x.mT @ x, torch.linalg.qr(torch.randn(24, 5)).Q
-    values, vectors = followed(matrix @ basis, basis, matrix.trace() / 24)
+    values, vectors = subspace_iteration(matrix @ basis, basis, matrix.trace() / 24)
     assert ((vectors * values) @ vectors.mT - matrix).abs().max() <= 1e-11
     assert (vectors.mT @ vectors - torch.eye(5)).abs().max() <= 1e-12
 
@@ -86,7 +86,7 @@ def test_matrix_of_no_more_eigenvalues_than_columns_is_found_at_once(count):
 def test_sketch_of_no_covariance_is_refused():
     basis = torch.linalg.qr(torch.randn(24, 5)).Q
     with pytest.raises(NoRootError, match="no eigenvalues found"):
-        followed(-covariance() @ basis, basis, torch.tensor(1.0))
+        subspace_iteration(-covariance() @ basis, basis, torch.tensor(1.0))
 
 
 def test_products_may_be_rounded_as_tf32_rounds_them(monkeypatch):
@@ -101,12 +101,12 @@ def test_products_may_be_rounded_as_tf32_rounds_them(monkeypatch):
         q, _ = torch.linalg.qr(torch.randn(64, 64))
         basis = torch.linalg.qr(torch.randn(64, 8)).Q.float()
         sketch = tf32((q * values) @ q.mT) @ tf32(basis)
-        found = followed(sketch, basis, level)
+        found = subspace_iteration(sketch, basis, level)
         assert (found.values[-1] - values[0]).abs() <= 0.1
         with monkeypatch.context() as patch:
             patch.setattr(roots, "_TF32", 0.0)
             try:
-                followed(sketch, basis, level)
+                subspace_iteration(sketch, basis, level)
             except NoRootError:
                 failed += 1
     assert failed > 10
@@ -118,7 +118,7 @@ def test_leading_eigenvectors_are_followed():
     matrix = (q * values) @ q.mT
     found, basis = [], torch.linalg.qr(torch.randn(24, 5)).Q
     for _ in range(30):  # the error of an eigenvalue shrinks by 0.3² at least each time
-        found.append(followed(matrix @ basis, basis, matrix.trace() / 24))
+        found.append(subspace_iteration(matrix @ basis, basis, matrix.trace() / 24))
         basis = found[-1].vectors
     errors = [(spectrum.values - values[-5:]).abs().max() for spectrum in found]
     assert errors[0] > 1e-3

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
+from adiv_optim._linalg.roots import NoRootError, Whole, eigh, inverse_root, subspace_iteration
 from tests.helpers.cases import relative_error
 
 
@@ -26,7 +26,7 @@ def test_failure_in_float32_is_mended_in_float64(error, monkeypatch):
     basis = torch.eye(6)[:, :2]
 
     def factorised() -> list[Tensor]:
-        values, _ = followed(matrix @ basis, basis, matrix.trace() / 6)
+        values, _ = subspace_iteration(matrix @ basis, basis, matrix.trace() / 6)
         return [inverse_root(matrix, torch.tensor(0.1), condition=10.0), values]
 
     wanted = factorised()

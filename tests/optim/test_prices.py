@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import SGD
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
-from adiv_optim.optim import input_hooks
+from adiv_optim.optim import layer_inputs
 
 #: Image, kernel, channels, groups: of a kernel of 9 × 9 without mixing of channels each weight is read once.
 DEPTHWISE = ((8, 4, 20, 20), 9, 4, 4)
@@ -30,7 +30,7 @@ def told(wrapper, case, **settings):
 
 @pytest.mark.parametrize("wrapper", [Whitened, Preconditioned])
 def test_once_by_name_with_a_remedy(wrapper, monkeypatch):
-    monkeypatch.setattr(input_hooks, "LONG", 2**10)
+    monkeypatch.setattr(layer_inputs, "LONG", 2**10)
     (message,) = told(wrapper, DEPTHWISE)
     assert message.startswith("weight: a measurement of what its layer reads takes some ")
     assert "skip leaves the layer alone" in message
@@ -45,13 +45,13 @@ def test_once_by_name_with_a_remedy(wrapper, monkeypatch):
     ids=["many outputs", "mean square", "rank", "few rows"],
 )  # fmt: skip
 def test_not_where_it_takes_a_few_passes(wrapper, case, settings, monkeypatch):
-    monkeypatch.setattr(input_hooks, "LONG", 2**10)
+    monkeypatch.setattr(layer_inputs, "LONG", 2**10)
     assert not told(wrapper, case, **settings)
 
 
 def test_roots_are_counted_where_few_rows_are(monkeypatch):
     """A kernel of 31 × 31 without mixing of channels: its roots take longer than its sums."""
-    monkeypatch.setattr(input_hooks, "LONG", 2**10)
+    monkeypatch.setattr(layer_inputs, "LONG", 2**10)
     (message,) = told(Whitened, ((2, 2, 31, 31), 31, 2, 2), max_rows=1)
     # Two roots of 962 columns, and forward passes of two samples with one place each.
     times = float(message.split(" times the multiplications")[0].rsplit(" ", 1)[-1])

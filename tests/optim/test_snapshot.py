@@ -11,8 +11,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
 from adiv_optim.optim import OptimizerWrapper
+from adiv_optim.optim.decay import decay_factors
 from adiv_optim.optim.probe import KNOWN
-from adiv_optim.optim.snapshot import decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
@@ -25,7 +25,7 @@ EXACT = 1e-12
 
 def unread(optimizer: torch.optim.Optimizer) -> dict[int, float]:
     """By the ids of weights that a step does not read their factors."""
-    return {key: decay.factor for key, decay in decay_factors(optimizer).items() if not decay.read}
+    return {key: decay.factor for key, decay in decay_factors(optimizer).items() if not decay.is_read}
 
 
 def steps(configuration: Configuration, weights: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list]:

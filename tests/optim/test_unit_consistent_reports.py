@@ -149,36 +149,6 @@ def test_metrics_without_free_scales():
     assert measured(optimizer) == {"UnitConsistent/measurements": 1.0, "UnitConsistent/free_scales": 0.0}
 
 
-def test_metrics_have_the_cosine_of_the_steps_that_measure_once_somebody_has_asked():
-    model = mlp()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    gauges = {"gauge": gauge.NetworkGauge(every=2), "skip": ["4"]}
-    optimizer = UnitConsistent(inner, model, example_input=torch.ones(2, 6), **gauges)
-    named, own, take = dict(model.named_parameters()), {}, inner.step
-    inner.step = lambda: (own.update((n, -0.1 * p.grad) for n, p in named.items()), take())
-    gauge.apply_gauge(model, gauge.trace(model, torch.ones(2, 6)), torch.linspace(-1, 1, 15))
-
-    def cosines() -> dict[str, float]:
-        return {name: value for name, value in optimizer.metrics().items() if "cosine" in name}
-
-    step(model, optimizer)
-    assert cosines() == {}  # nobody had asked
-    step(model, optimizer)
-    before = {name: parameter.detach().clone() for name, parameter in named.items()}
-    step(model, optimizer)
-    wanted = {
-        f"UnitConsistent/{name}/step_cosine": F.cosine_similarity((p - before[name]).flatten(), own[name].flatten(), 0)
-        for name, p in named.items()
-        if not name.startswith("4")
-    }
-    wanted["UnitConsistent/smallest_step_cosine"] = min(wanted.values())
-    assert wanted["UnitConsistent/smallest_step_cosine"] < 0.99  # the optimizer's own step is another one
-    found = cosines()
-    assert found == pytest.approx({name: value.item() for name, value in wanted.items()}, rel=1e-9)
-    step(model, optimizer)  # it does not measure
-    assert cosines() == found
-
-
 def test_repr_shows_gauge_and_settings():
     optimizer = wrap(mlp(), gauge=gauge.LayerGauge(every=3))
     assert repr(optimizer).startswith("UnitConsistent(SGD (")

@@ -6,12 +6,13 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
+from adiv_optim._linalg import strips
+from adiv_optim.optim import covariance
 from tests.helpers.cases import relative_error
-from tests.helpers.remembered import covariance_of, remembered, rows_counted
+from tests.helpers.remembered import covariance_of, memory, remembered, rows_counted
 from tests.helpers.steps import backward, inputs, network, sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -200,53 +201,19 @@ def test_metrics_have_condition_numbers_and_the_size_of_inputs(rank):
     assert found["Whitened/largest_condition"] > 1e12
 
 
-#: Steps whose outputs are looked at: a stack of small layers, groups of a convolution, blocks, a rank that knows all.
-STEPS = {
-    "small layers of one shape": (lambda: nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5)), (7, 5), {}),
-    "no graft": (lambda: nn.Sequential(nn.Linear(5, 3)), (7, 5), {"graft_norm": False}),
-    "groups": (lambda: nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, groups=2)), (3, 4, 7, 7), {}),
-    "blocks": (lambda: nn.Sequential(nn.Linear(6, 3, bias=False)), (9, 6), {"max_dim": 3}),
-    "rank": (lambda: nn.Sequential(nn.Linear(6, 4)), (3, 6), {"rank": 4}),
-}
-
-
-def plainly(layer, weight, bias, inner, x, blocks):
-    """The cosine of a layer's step with the one that SGD took, and the RMS of what it adds to outputs."""
-    taken = weight - layer.weight, None if bias is None else bias - layer.bias
-    outputs = type(layer)._conv_forward(layer, x, *taken) if isinstance(layer, nn.Conv2d) else F.linear(x, *taken)
-    if blocks > 1:
-        outputs = torch.stack([F.linear(a, b) for a, b in zip(x.chunk(2, 1), taken[0].chunk(2, 1), strict=True)])
-    flat = torch.cat([part.flatten() for part in taken if part is not None])
-    own = torch.cat([part.flatten() for part in inner])
-    return F.cosine_similarity(flat, own, 0), (outputs.square().mean() * blocks).sqrt()
-
-
-@pytest.mark.parametrize(("build", "shape", "settings"), STEPS.values(), ids=STEPS)
-def test_metrics_have_the_cosine_of_the_steps_and_what_a_step_adds_to_outputs(build, shape, settings):
-    torch.manual_seed(0)
-    model, x = build(), torch.randn(shape) * torch.arange(1.0, 1.0 + shape[1]).view(-1, *[1] * (len(shape) - 2))
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, damping=0.3, every=1, decay=0, **settings)
-    inner: list[Tensor] = []
-    take = optimizer.inner.step
-    optimizer.inner.step = lambda: (inner.extend(0.1 * p.grad for p in model.parameters()), take())
-    read = []
-    for layer in model:
-        layer.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].detach()))
-    for asked in range(2):
-        assert not asked or not [name for name in optimizer.metrics() if "step" in name]  # nobody had asked
-        before = [(m.weight.detach().clone(), None if m.bias is None else m.bias.detach().clone()) for m in model]
-        inner.clear(), read.clear(), optimizer.zero_grad()
-        backward(model, x)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_sums_by_lines_are_those_of_unfolded_patches(by_hand, monkeypatch):
+    monkeypatch.setattr(strips, "STRIP", 4)
+    sums = []
+    for pays in (True, False):
+        monkeypatch.setattr(covariance, "lines_pay", lambda patches, pays=pays: pays)
+        torch.manual_seed(0)
+        layer, x, derivatives = nn.Conv2d(2, 3, 3), torch.randn(4, 2, 8, 8), torch.randn(4, 2, 8, 8)
+        optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+        if by_hand:
+            optimizer.count_rows(layer, derivatives)
+        layer(x).square().sum().backward()
         optimizer.step()
-    found = {name.removeprefix("Whitened/"): value for name, value in optimizer.metrics().items()}
-    wanted = []
-    for name, layer in model.named_children():
-        own = [inner.pop(0) for _ in layer.parameters()]
-        blocks = 2 if "max_dim" in settings else 1
-        cosine, moved = plainly(layer, *before[int(name)], own, read[int(name)], blocks)
-        wanted.append((cosine, moved))
-        assert cosine < 0.99  # the layer's own step is another one
-        assert found[f"{name}.weight/step_cosine"] == pytest.approx(cosine.item(), rel=1e-9)
-        assert found[f"{name}.weight/output_step"] == pytest.approx(moved.item(), rel=1e-9)
-    assert found["smallest_step_cosine"] == pytest.approx(min(cosine for cosine, _ in wanted).item())
-    assert found["largest_output_step"] == pytest.approx(max(moved for _, moved in wanted).item())
+        sums.append(memory(optimizer))
+    assert len(sums[0]) > 4
+    assert all(relative_error(*pair) <= 1e-12 for pair in zip(*sums, strict=True))

@@ -6,6 +6,7 @@ Of neither is a backward pass seen: their rows count at once, and zero_grad() dr
 """
 
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,10 +21,9 @@ from ..attach.coverage import warn
 from ..attach.layers import Layout
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.patches import Patches
-from ..functional.shared import refuse_capture, without_autocast
-from .arrivals import Call, Reading, may_serve, node_of, nodes_of, readings_of, version_of, weight_of
-from .graph_rows import count_in_graph, token_of
-from .second_moments import Moments
+from ..functional.shared import without_autocast
+from .arrivals import Call, InputHook, Reading, may_serve, node_of, nodes_of, readings_of, version_of, weight_of
+from .covariance import MeanSquare, Sums
 
 #: A measurement is warned of that takes longer than so many multiplications, some half a second of one core, and longer
 #: than so many forward passes of its layer.
@@ -37,11 +37,13 @@ class LayerInputs:
         name: the weight's name, for messages and checkpoints.
         modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
         with_bias: whether the bias is treated with the weight.
-        moments: which sums.
+        make: (layer, with_bias) → what is remembered of its inputs, before the first row.
     """
 
-    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, moments: Moments) -> None:
-        self.name, self.modules, self.with_bias = name, modules, with_bias
+    def __init__(
+        self, name: str, modules: list[nn.Module], with_bias: bool, make: Callable[[nn.Module, bool], MeanSquare]
+    ) -> None:
+        self.name, self.modules, self.with_bias, self.make = name, modules, with_bias, make
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
@@ -52,18 +54,23 @@ class LayerInputs:
         #: Whether the price of a measurement has been looked at.
         self.is_priced = False
         #: Steps of the optimizer, and measurements without a row while it had gradients.
-        self.turn = self.missed = 0
+        self.step_index = self.missed = 0
+        #: How often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
+        self.failures = self.spoiled = 0
+        #: The scale that its weight was last stepped in, of a chart that holds the scaled weights; 0 is none.
+        self.held_scale = 0.0
         #: Changes whenever what has arrived is forgotten: a call counts once in each.
         self.window = 0
-        self._begin(moments)
-        #: The shape that the weight had before, until the method has taken note of it.
+        self._begin()
+        #: The shape that the weight had before, until the watch has taken note of it.
         self.old_shape: torch.Size | None = None
         self._register()
 
-    def _begin(self, moments: Moments) -> None:
-        self.moments, self.layout, self.shape = moments, Layout.of(self.modules[0]), self.weight.shape
-        #: Sums with the factor decay^age, zeros at first, and how many rows they are of, counted likewise.
-        self.memory, self.rows = moments.zeros(self.weight), 0.0
+    def _begin(self) -> None:
+        self.layout, self.shape = Layout.of(self.modules[0]), self.weight.shape
+        self.covariance = self.make(self.modules[0], self.with_bias)
+        #: What follows from it, as the chart says; None before the first measurement.
+        self.factors: list[Any] | None = None
         self.forget()
 
     def begin_anew(self) -> bool:
@@ -71,13 +78,13 @@ class LayerInputs:
         if self.weight.shape == self.shape:
             return False
         self.old_shape = self.old_shape or self.shape
-        self._begin(self.moments.anew(self.modules[0]))
+        self._begin()
         return True
 
     def forget(self) -> None:
         """Drop the rows that are to count at the next measurement."""
         #: Sums over calls that gradients have come to. Never changed in place: layers that read the same share it.
-        self.pending: list[Tensor] | None = None
+        self.pending: Sums | None = None
         self.pending_rows = 0
         self.window += 1
         #: The backward pass that writes the weight's .grad and has brought some of them last.
@@ -128,12 +135,6 @@ class LayerInputs:
         #: Takes the hooks off the model; so does the end of this object.
         self.remove_hooks = weakref.finalize(self, hooks.close)
 
-    def remembers_as(self, other: "LayerInputs") -> bool:
-        """Whether another layer's memory is equal, as of those that have shared it before a checkpoint was saved."""
-        alike = self.moments.key == other.moments.key and self.rows == other.rows
-        places = [(m.device, m.dtype) for m in (*self.memory, *other.memory)]
-        return alike and len(set(places)) == 1 and all(map(torch.equal, self.memory, other.memory))
-
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Weight and bias, if that is treated with it."""
@@ -148,17 +149,6 @@ class LayerInputs:
     def is_computed(self) -> bool:
         """Whether a parametrization has come since, which makes the weight of others."""
         return any(parametrize.is_parametrized(module, "weight") for module in self.modules)
-
-    @property
-    def present_name(self) -> str:
-        """The weight's name in the model now: pruning calls it weight_orig."""
-        own = (name for name, parameter in self.modules[0]._parameters.items() if parameter is self.weight)
-        return self.name.removesuffix("weight") + next(own, "weight")
-
-    def absorb(self, decay: float) -> None:
-        """Let what it has seen since the last measurement into the average; a NoRootError of its moments' ends that."""
-        self.memory = self.moments.updated(self.memory, self.pending or [], decay)
-        self.rows = decay * self.rows + self.pending_rows
 
     def finite(self) -> Tensor:
         """Whether the sums since the last measurement hold neither NaN nor inf."""
@@ -199,13 +189,13 @@ class LayerInputs:
                 self.unwatched = self._sum(module, rows, bias_entry, self.unwatched)
 
     @property
-    def _remembered(self) -> list[Tensor] | None:
-        return self.memory if self.rows else None
+    def _remembered(self) -> MeanSquare | None:
+        return self.covariance if self.covariance.rows else None
 
     def _reading(self, module: nn.Module, rows: Tensor, bias_entry: int) -> Reading:
         if reads_patches(module):
             return self._sum(module, rows, bias_entry)
-        kind, readings = (self.moments.key, self.weight.dtype, self.weight.device), readings_of(rows)
+        kind, readings = (self.covariance.key, self.weight.dtype, self.weight.device), readings_of(rows)
         reading = readings[kind]() if kind in readings else None
         if reading is None or not may_serve(reading, rows, self, self._remembered):
             reading = self._sum(module, rows, bias_entry)
@@ -215,12 +205,12 @@ class LayerInputs:
 
     def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int, before: Reading | None = None) -> Reading:
         sums, count = (before.sums, before.rows) if before is not None else ([], 0)
-        memory = [tensor.to(host.wide(self.weight)) for tensor in self.memory]  # the model may have been converted
+        dtype = host.wide(self.weight)  # the model may have been converted
         with without_autocast(rows.device.type):
             patches = patches_of(module, rows)
             if not self.is_priced:
                 self._tell_price(patches)
-            for part, number in self.moments.sums(patches, memory, bias_entry, self.turn):
+            for part, number in self.covariance.sums(patches, dtype, bias_entry, self.step_index):
                 part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
                 count += number
                 sums = [total.add_(more) for total, more in zip(part, sums, strict=True)] if sums else part
@@ -231,7 +221,7 @@ class LayerInputs:
         self.is_priced = True
         # Of a linear layer the positions are the rows: a kernel without dimensions has one.
         forward = self.weight.numel() * len(patches.input) * patches.positions
-        work = self.moments.work(patches)
+        work = self.covariance.work(patches)
         if work > LONG and work > FORWARD_PASSES * forward:
             warn(
                 f"{self.name}: a measurement of what its layer reads takes some {work / max(1, forward):.0f} times the "
@@ -254,7 +244,7 @@ class LayerInputs:
             if self.last_pass not in (None, number) and self.weight.grad is None:
                 self.drop()  # others have cleared it since
             self.last_pass = number
-        fits = not self.moments.with_memory or reading.memory is self._remembered
+        fits = not self.covariance.depends_on_memory or reading.covariance is self._remembered
         if self.armed and window != self.window and fits:
             self._join(reading)
         return self.window
@@ -271,59 +261,3 @@ class LayerInputs:
             return False
         rows = local(gradient)
         return not rows.numel() or any(host.read(rows.any()))  # a process without rows cannot tell
-
-
-class InputHook:
-    """A forward hook that belongs to a `LayerInputs` and does nothing without it.
-
-    A copy or a pickle of the model alone (an average of weights, a target network) does not copy it.
-    """
-
-    def __init__(self, layer: LayerInputs, place: int) -> None:
-        self.layer, self.place = weakref.ref(layer), place
-        self.token = token_of(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"layer": _gone}
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        layer = self.layer()
-        # Not module.training: fine-tuning under eval() is usual.
-        if layer is None or not torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.jit.is_tracing():
-            return
-        if getattr(module, "_is_replica", False):
-            raise RuntimeError(
-                f"{layer.name!r} is called by nn.DataParallel on a copy of the layer, in a thread of its own, whose "
-                "rows the optimizer cannot add up. Use DistributedDataParallel, by torchrun; or one device."
-            )
-        # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
-        input = args[0] if args else next(iter(kwargs.values()))
-        if torch.compiler.is_dynamo_compiling() and type(input) in (Tensor, nn.Parameter):
-            # Both are guarded on: between measurements there is another graph, without any of this.
-            if layer.armed or not layer.called:
-                count_in_graph(self.token, input)
-        else:
-            self.count(input, output)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "__name__":  # which torch.jit.script asks every hook for
-            raise AttributeError(
-                "torch.jit.script cannot compile the hook that counts what this layer reads; call detach() on the "
-                "optimizer first."
-            )
-        raise AttributeError(name)
-
-    def count(self, input: Tensor, output: Any) -> None:
-        """Count the rows of one call; for `output` see `LayerInputs.add`."""
-        layer = self.layer()
-        # A backward does not come through inference mode, though gradients may be enabled in it.
-        if layer is None or torch.is_inference_mode_enabled():
-            return
-        refuse_capture(layer.name, "remembers its inputs", input)
-        layer.called = True
-        if layer.armed:
-            layer.add(layer.modules[self.place], input, output)
-
-
-def _gone() -> None:
-    """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""

@@ -1,0 +1,70 @@
+"""What a mapped optimizer holds: a watch over the model, which holds a chart of pure functions."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from ..attach.coverage import Coverage
+from .layer_inputs import LayerInputs
+from .step import Rescale, Stack
+
+
+class Chart(NamedTuple):
+    """The variables that an optimizer steps in, by functions without a memory.
+
+    Args:
+        factors: covariances → R of each, block by block, or the NoRootError of each that has none.
+        treatment: (covariance, R or None) → in words, how a layer is treated.
+        metrics: layers → numbers for a logger.
+        rescale: (norms of steps, their norms mapped back) → the factors of the steps; None is 1.
+        moves_weights: whether weights are mapped too, or gradients alone.
+        bias_is_plain: why a bias is not treated with its weight, or "" if it is.
+        holds: whether W' and not W is kept where R, a number, is measured anew.
+    """
+
+    factors: Callable[[Sequence[Any]], list[Any]]
+    treatment: Callable[[Any, Any], str]
+    metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
+    rescale: Rescale | None = None
+    moves_weights: bool = True
+    bias_is_plain: str = ""
+    holds: bool = False
+
+
+class Watching(Protocol):
+    """Whatever is measured of a model, and the stacks of parameters that follow from it."""
+
+    #: Steps so far.
+    steps: int
+
+    @property
+    def layers(self) -> Sequence[LayerInputs]:
+        """The layers whose forward passes are watched."""
+
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Look at the parameters of the optimizer, by its groups, if they have changed."""
+
+    def stacks(self) -> Sequence[Stack]:
+        """Measure if that is due, and return this step's stacks; other parameters take the plain step."""
+
+    def shards(self) -> Collection[nn.Parameter]:
+        """Return the weights in shards that sums of this step are made of."""
+
+    def count_step(self) -> None:
+        """Count a step; the weights are the user's again."""
+
+    def why_inactive(self) -> str:
+        """Say, after the second step, why nothing has been treated so far, with the remedy; "" if something has."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last, as scalars for a logger."""
+
+    def coverage(self) -> Coverage:
+        """Say of every parameter that was looked at how it is treated, or why it is not."""
+
+    def remembered(self) -> Mapping[Tensor, dict[str, Any]]:
+        """Return what is remembered of each parameter, with the same names and shapes before and after training."""
+
+    def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Take from a checkpoint what `remembered` gave, of some parameters or of none, which makes it forget."""

@@ -1,0 +1,299 @@
+"""Second moments of the rows that a layer reads: sums with the factor decay^age, and what they tell.
+
+None is changed in place: layers that read the same have the very same object, and a checkpoint may have its tensors.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from .._linalg import host
+from .._linalg.roots import LowRank, Spectrum, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
+from .._linalg.shards import local
+from .._linalg.strips import joined, strips_of
+from ..attach.layers import Layout
+from ..functional.linears import gram_of
+from ..functional.lines import costs, lines_pay, sums_by_lines
+from ..functional.patches import Patches
+
+#: Sums over some rows, one tensor for each part of what is remembered that rows are added to.
+Sums = list[Tensor]
+
+
+class MeanSquare:
+    """The mean of the squares of what a layer reads; the bias has no place in it."""
+
+    #: Whether sums are products with what is remembered, and belong to no other.
+    depends_on_memory = False
+    #: The inputs, block by block, that a factor multiplies.
+    blocks: Sequence[slice] = (slice(None),)
+
+    def __init__(self, module: nn.Module, with_bias: bool = False) -> None:
+        weight, layout = local(module.get_parameter("weight")), Layout.of(module)
+        self.groups, self.features = layout.groups, layout.features(weight)
+        #: Equal for layers that make the same sums of one input.
+        self.key: tuple[Any, ...] = (type(self), self.groups * self.features)
+        #: What is remembered, and how many rows it is of, counted likewise.
+        self.memory, self.rows = self._zeros(weight.device, host.wide(weight)), 0.0
+
+    def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        """What is remembered before the first row."""
+        return [torch.zeros(1, dtype=dtype, device=device)]
+
+    def no_sums(self) -> Sums:
+        """The sums of a process whose batch did not reach the layer."""
+        return [torch.zeros_like(tensor) for tensor in self.memory]
+
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
+        """Yield sums over parts of what is read, with the number of rows in each.
+
+        Args:
+            patches: what is read.
+            dtype: of the sums.
+            bias_entry: what rows have in the place of the bias: 1, or 0 of rows of derivatives.
+            step: chooses the rows that count where not all do.
+        """
+        norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
+        yield [norms.sum().view(1)], norms[:, 0].numel()
+
+    def work(self, patches: Patches) -> float:
+        """The multiplications in whose time a call is summed."""
+        return float(patches.input.numel())
+
+    def updated(self, sums: Sums, rows: int, decay: float) -> Self:
+        """Let sums of so many rows in, and older ones fade.
+
+        Raises:
+            NoRootError: eigenvectors could not be found.
+        """
+        return self.with_memory(_decayed(self.memory, sums, decay), decay * self.rows + rows)
+
+    def with_memory(self, memory: list[Tensor], rows: float) -> Self:
+        """The same of other rows."""
+        other = copy.copy(self)
+        other.memory, other.rows = memory, rows
+        return other
+
+    def equals(self, other: "MeanSquare") -> bool:
+        """Whether another one remembers the same."""
+        places = {(tensor.device, tensor.dtype) for tensor in (*self.memory, *other.memory)}
+        same_kind = self.key == other.key and self.rows == other.rows and len(places) == 1
+        return same_kind and all(map(torch.equal, self.memory, other.memory))
+
+    def level(self) -> Tensor:
+        """The mean square of an entry, (1,)."""
+        return self.memory[0] / (self.rows * self.groups * self.features)
+
+
+class Covariance(MeanSquare):
+    r"""A, the mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
+
+    x~ = (x, 1) where the bias is treated with the weight. Of wide layers diagonal blocks of A alone; of each block,
+    which is symmetric, strips of rows from the diagonal on: little more than half of the products and of the memory.
+
+    Args:
+        module: the layer.
+        with_bias: whether x~ has a 1.
+        max_dim: how many columns a block has at most; None is no limit.
+        max_rows: how many rows of a forward pass count at most; None is all.
+    """
+
+    #: Whether patches are summed by lines, which give the whole of XᵀX.
+    by_lines = True
+
+    def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
+        self.with_bias, self.max_rows = with_bias, max_rows
+        features = Layout.of(module).features(local(module.get_parameter("weight")))
+        self.size = features + with_bias
+        count = 1 if max_dim is None else -(-self.size // max_dim)
+        ends = [*(self.size * k // count for k in range(count)), features]
+        # Nearly equal slices of the features; the last one has the 1 beside it.
+        self.blocks = [slice(a, b) for a, b in pairwise(ends)]
+        self.sizes = [block.stop - block.start for block in self.blocks]
+        self.sizes[-1] += with_bias
+        super().__init__(module)
+        self.key = (type(self), self.groups, *self.sizes, with_bias, max_rows)
+
+    def __str__(self) -> str:
+        """Say how many columns are told apart."""
+        low, high, count = min(self.sizes), max(self.sizes), len(self.sizes)
+        return f"{high} columns" if count == 1 else f"{count} blocks of {low} to {high} columns"
+
+    def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        shapes = [(self.groups, b - a, size - a) for size in self.sizes for a, b in strips_of(size)]
+        return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
+        patches = patches if self.max_rows is None else patches.spread(self.max_rows, step)
+        if self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
+            number = len(patches.input) * patches.positions
+            yield self._products_of_lines(patches, dtype, bias_entry, number), number
+            return
+        for rows in (part.unfold() for part in patches.slices(dtype)):
+            yield self._products(rows, bias_entry), rows.shape[1]
+
+    def work(self, patches: Patches) -> float:
+        """The multiplications in whose time a call is summed, and the blocks of A are factorised."""
+        patches = patches if self.max_rows is None else patches.spread(self.max_rows, 0)
+        by_lines, unfolded = costs(patches)
+        sums = min(by_lines, unfolded) if len(self.sizes) == 1 else unfolded / len(self.sizes)
+        return sums + self.groups * sum(size**3 for size in self.sizes)
+
+    def _products_of_lines(self, patches: Patches, dtype: torch.dtype, bias_entry: int, number: int) -> Sums:
+        gram, total = sums_by_lines(patches, dtype)
+        if self.with_bias:
+            count = gram.new_full((self.groups, 1, 1), number)
+            last_row = torch.cat([total.mT, count], -1)
+            gram = torch.cat([torch.cat([gram, bias_entry * total], -1), bias_entry * last_row], -2)
+        return [gram[..., a:b, a:].clone() for a, b in strips_of(*self.sizes)]
+
+    def _products(self, rows: Tensor, bias_entry: int) -> Sums:
+        strips: list[Tensor] = []
+        for block, size in zip(self.blocks, self.sizes, strict=True):
+            columns = rows[..., block]
+            strips += [gram_of([columns[..., a:b]], [columns[..., a:]]) for a, b in strips_of(size)]
+        if self.with_bias:  # the 1 of x~ is the last column of the last block, and its last row
+            total = bias_entry * columns.sum(-2)
+            count = rows.new_full((self.groups, 1, 1), bias_entry * rows.shape[-2])
+            places = strips_of(size)
+            for number, (a, b) in enumerate(places, start=len(strips) - len(places)):
+                strips[number] = torch.cat([strips[number], total[..., a : min(b, size - 1), None]], -1)
+            last_row = torch.cat([total[..., None, a:], count], -1)
+            strips[-1] = torch.cat([strips[-1], last_row], -2)
+        return strips
+
+    def traces(self) -> list[Tensor]:
+        """The trace of each block, or of its strips, for each group."""
+        return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in self.memory]
+
+    def level(self) -> Tensor:
+        """The mean eigenvalue of A for each group, (groups,)."""
+        return torch.stack(self.traces()).sum(0) / (self.rows * self.size)
+
+    def ridge(self, damping: float) -> Tensor:
+        """λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
+        level = self.level()
+        return damping * torch.where(level > 0, level, 1.0)
+
+    def extremes(self) -> Tensor:
+        """The least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
+        values = [torch.linalg.eigvalsh(host.double(block)).clamp_min(0) for block in self.mean()]
+        return torch.stack([torch.stack([each[..., end] for each in values]) for end in (0, -1)])
+
+    def mean(self) -> list[Tensor]:
+        """The blocks of A, made anew, each (groups, d, d)."""
+        strips = iter(self.memory)
+        blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
+        return [block.div_(self.rows) for block in blocks]
+
+    def inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[Whole] | list[LowRank]:
+        """Return the inverse root of (A + λI) / scale, block by block, or raise a NoRootError.
+
+        `scale` and λ, `ridge`, are of each group; `condition` bounds the condition number of A + λI.
+        """
+        blocks = (block.div_(scale[..., None, None]) for block in self.mean())
+        return [Whole(inverse_root(block, ridge / scale, condition)) for block in blocks]
+
+
+class LowRankCovariance(Covariance):
+    r"""The leading eigenvectors U of A and their eigenvalues Λ, by one step of subspace iteration a measurement.
+
+    .. math:: S = \tilde X^\top (\tilde X U) + \mathrm{decay} \cdot U \Lambda, \qquad
+              U' \Lambda' U'^\top \approx S (U^\top S)^{-1} S^\top
+
+    and A's trace is kept beside them: 4 n d rank multiplications for n rows, and d rank numbers, where A itself takes
+    n d² and d². What earlier rows had outside of U counts in the trace alone. Remembered of a block are U, UΛ and the
+    trace; sums are those of S and of the trace. `rank` of each block is less than it has columns; for the other
+    arguments see `Covariance`.
+    """
+
+    by_lines, depends_on_memory = False, True
+
+    def __init__(
+        self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
+    ) -> None:
+        self.rank = rank
+        super().__init__(module, with_bias, max_dim, max_rows)
+        self.key = (*self.key, rank)
+
+    @property
+    def _bases(self) -> list[Tensor]:
+        return self.memory[::3]
+
+    @property
+    def _sketches(self) -> list[Tensor]:
+        return self.memory[1::3]
+
+    def traces(self) -> list[Tensor]:
+        return self.memory[2::3]
+
+    def work(self, patches: Patches) -> float:
+        rows = self.groups * len(patches.input) * patches.positions
+        return 4.0 * rows * self.size * self.rank
+
+    def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+        """U is orthonormal columns by chance, the same on all processes."""
+        memory: list[Tensor] = []
+        for size in self.sizes:
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randn(size, self.rank, generator=generator, dtype=torch.float64, device="cpu")
+            basis = torch.linalg.qr(drawn).Q.to(device, dtype).repeat(self.groups, 1, 1)
+            memory += [basis, torch.zeros_like(basis), basis.new_zeros(self.groups)]
+        return memory
+
+    def no_sums(self) -> Sums:
+        pairs = zip(self._sketches, self.traces(), strict=True)
+        return [torch.zeros_like(tensor) for pair in pairs for tensor in pair]
+
+    def _products(self, rows: Tensor, bias_entry: int) -> Sums:
+        sums: list[Tensor] = []
+        for number, (block, basis) in enumerate(zip(self.blocks, self._bases, strict=True)):
+            x, u = rows[..., block], basis.to(rows)
+            inside, square = x @ u[..., : x.shape[-1], :], torch.linalg.vector_norm(x, dim=(-2, -1)).square()
+            if has_bias := self.with_bias and number == len(self.blocks) - 1:
+                inside += bias_entry * u[..., -1:, :]
+                square += bias_entry * x.shape[-2]
+            parts = [gram_of([inside], [x]).mT, *[bias_entry * inside.sum(-2, keepdim=True)] * has_bias]
+            sums += [torch.cat(parts, -2), square]
+        return sums
+
+    def updated(self, sums: Sums, rows: int, decay: float) -> Self:
+        before = [tensor for pair in zip(self._sketches, self.traces(), strict=True) for tensor in pair]
+        sums = _decayed(before, sums, decay)
+        memory: list[Tensor] = []
+        for basis, sketch, trace in zip(self._bases, sums[::2], sums[1::2], strict=True):
+            values, vectors = subspace_iteration(sketch, basis.to(sketch), trace / basis.shape[-2])
+            memory += [vectors, vectors * values[..., None, :], trace]
+        return self.with_memory(memory, decay * self.rows + rows)
+
+    def extremes(self) -> Tensor:
+        """Of what is used in the place of A: all eigenvalues but the leading ones are their mean."""
+        ends = []
+        for (trace, (values, _)), size in zip(self.spectra(), self.sizes, strict=True):
+            rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)
+            ends.append(torch.stack([torch.minimum(rest, values.amin(-1)), torch.maximum(rest, values.amax(-1))]))
+        return torch.stack(ends, 1)
+
+    def spectra(self) -> list[tuple[Tensor, Spectrum]]:
+        """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
+        return [
+            # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
+            (trace / self.rows, Spectrum((basis * sketch).sum(-2) / self.rows, basis))
+            for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True)
+        ]
+
+    def inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[Whole] | list[LowRank]:
+        return [
+            low_rank_inverse_root(
+                trace / scale, spectrum._replace(values=spectrum.values / scale[..., None]), ridge / scale
+            )
+            for trace, spectrum in self.spectra()
+        ]
+
+
+def _decayed(memory: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
+    return [new.add(old.to(new), alpha=decay) if decay else new for new, old in zip(sums, memory, strict=True)]

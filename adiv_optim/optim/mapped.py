@@ -1,0 +1,297 @@
+"""The optimizer that steps on other variables than the model's weights, whoever measures which."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .._linalg.limits import check_like
+from ..attach.coverage import Coverage, warn
+from ..attach.reports import report, without_frozen_or_skipped
+from ..functional.shared import refuse_capture, without_autocast
+from .chart import Watching
+from .decay import Kinds, decay_factors, has_step_hooks, has_zero_lr
+from .probe import refuse_unsuitable
+from .step import take_step
+from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
+
+#: What may be done about a checkpoint that does not fit.
+_REMEDY = (
+    "load what was saved of the same model with the same settings, or leave the names out that begin with "
+    f"{OURS!r} to measure anew"
+)
+#: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
+_HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
+
+
+class Mapped(OptimizerWrapper):
+    """An optimizer that steps on other variables than the model's weights; its state is about those too.
+
+    The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
+    step early, an error, a lack of memory or Ctrl-C, all gradients and all weights that are mapped then have their old
+    values. Weights that are not, those of plain steps and all of `Preconditioned`, are where the inner optimizer left
+    them, as without a wrapper.
+    The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights finds
+    zeros in their place. After the step p.grad is the gradient that it was before. The inner optimizer's own `step()`,
+    called by hand, is a plain step.
+
+    Args:
+        optimizer: any torch.optim.Optimizer but LBFGS.
+        model: the model whose parameters it steps on.
+        watch: makes what is measured of the model.
+        settings: what the wrapper was built with, as its repr shows it.
+
+    Raises:
+        TypeError: not an optimizer, LBFGS, or one that differentiates gradients.
+        ValueError: the optimizer holds no parameter of the model, holds another optimizer, keeps weights that its
+            steps depend on, or is such a wrapper itself.
+    """
+
+    #: How the names of what it remembers begin.
+    prefix: ClassVar[str] = OURS
+    #: Settings, whole numbers or None, that the shapes of what it remembers follow from.
+    shaping: ClassVar[Sequence[str]] = ()
+    #: Whether weights are mapped too, or gradients alone.
+    moves_weights: ClassVar[bool] = True
+    #: What a user may do where little is treated.
+    remedy: ClassVar[str] = ""
+
+    model: nn.Module
+    #: What is measured; None once this is detached.
+    watch: Watching | None = None
+    #: How the decays of the inner optimizer's groups act, as `decay_factors` has measured.
+    _kinds: Kinds | None = None
+
+    def __init__(
+        self, optimizer: Optimizer, model: nn.Module, watch: Callable[[nn.Module], Watching], settings: dict[str, Any]
+    ) -> None:
+        name = type(self).__name__
+        super().__init__(optimizer)
+        check_same_parameters(name, optimizer, model)
+        _refuse_within(name, optimizer)
+        self.model, self._settings = unwrapped(model), settings
+        refuse_unsuitable(name, optimizer, self.moves_weights)
+        self.watch = watch(self.model)
+        self.watch.find(self._parameters())
+        self._warn_of_little()
+
+    def _warn_of_little(self) -> None:
+        """Warn if less than half of what the optimizer trains is treated."""
+        coverage = without_frozen_or_skipped(self.coverage())
+        if coverage.elements and coverage.element_share < 0.5:
+            warn(
+                f"{type(self).__name__} treats less than half of the elements of {type(self.model).__name__} that the "
+                f"optimizer holds; the others take plain steps: {coverage.reasons()}. {self.remedy}coverage() lists "
+                "every parameter."
+            )
+
+    def _parameters(self) -> list[list[nn.Parameter]]:
+        return [group["params"] for group in self.param_groups]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        return {**super().__getstate__(), "model": self.model, "watch": self.watch, "_settings": self._settings}
+
+    @property
+    def detached(self) -> bool:
+        """Whether `detach` was called."""
+        return self.watch is None
+
+    def settings(self) -> dict[str, Any]:
+        return {"detached": True} if self.watch is None else self._settings
+
+    @torch.compiler.disable  # traced, a step would be dozens of graphs
+    @torch.no_grad()
+    def _inner_step(self, **kwargs: Any) -> None:
+        step = partial(super()._inner_step, **kwargs)
+        if self.watch is None:
+            step()
+            return
+        first = next(self.model.parameters())
+        refuse_capture(type(self).__name__, "counts its steps", first)
+        reason = self._why_lost(self.model)
+        with without_autocast(first.device.type):  # it would round the products
+            try:
+                half_frozen = self._mapped_step(self.watch, step)
+            except NotImplementedError as error:
+                self._refuse_meta(error)
+                raise
+        self.watch.count_step()
+        inactive = self.watch.why_inactive() if self._steps == 2 else ""
+        self._tell(reason or half_frozen or inactive, " takes plain steps")
+
+    def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
+        """Step, and say why not every layer was treated, or ""."""
+        watch.find(self._parameters())
+        rates: dict[int, tuple[bool, Any]] = {}
+        for group in self.param_groups:
+            rates |= dict.fromkeys(map(id, group["params"]), (has_zero_lr(group), group.get("lr")))
+        stacks, reason = [], ""
+        for stack in watch.stacks():
+            if any(id(p) not in rates for p in stack.parameters):
+                continue  # a model may have several optimizers
+            if len({rates[id(p)][0] for p in stack.parameters}) == 1 or not stack.moves_weights:
+                stack.lr = rates[id(stack.parameters[0])][1]
+                stacks.append(stack)
+            else:
+                reason = _HALF_FROZEN
+        self._kinds = self._kinds or {}
+        take_step(stacks, step, decay_factors(self.inner, self._kinds), has_step_hooks(self.inner), watch.shards())
+        return reason
+
+    def _refuse_meta(self, error: NotImplementedError) -> None:
+        if any(p.is_meta for group in self.param_groups for p in group["params"]):
+            raise NotImplementedError(
+                f"{type(self).__name__} cannot step on meta tensors, which have no numbers to read: give the model "
+                "memory by to_empty(device=…) and its weights, and build the optimizer from these."
+            ) from error
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; the rows that they have come to do not count any more."""
+        super().zero_grad(set_to_none)
+        for layer in self.watch.layers if self.watch is not None else ():
+            layer.drop()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the inner optimizer, and measure the layers that it brings."""
+        super().add_param_group(param_group)
+        if self.watch is not None:
+            self.watch.find(self._parameters())
+
+    def detach(self) -> nn.Module:
+        """Return the model, which is the plain one at all times, and take plain steps from now on.
+
+        Its hooks come off. The inner optimizer keeps its state. What it has gathered so far (momentum, second moments)
+        is of mapped gradients, and takes some steps to be forgotten; to begin anew, build another optimizer.
+        """
+        for layer in self.watch.layers if self.watch is not None else ():
+            layer.remove_hooks()
+        self.watch = None
+        return self.model
+
+    def coverage(self) -> Coverage:
+        """Say of every parameter that the optimizer holds how its step is treated, or why it takes the plain one."""
+        if self.watch is None:
+            return report(self, self.model, Coverage(), "detached")
+        unknown = "it, or its name, is newer than the wrapper; wrap the optimizer again"
+        return report(self, self.model, self.watch.coverage(), unknown)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last as flat numbers, for any logger; what is treated is a share in [0, 1]."""
+        return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
+
+    def _saved_state(self) -> dict[Any, Any]:
+        every = defaultdict(dict, super()._saved_state())
+        for parameter, entries in self._shown().items():
+            every[parameter] = {**every[parameter], **entries}
+        return every
+
+    def _remembered(self) -> Mapping[Tensor, dict[str, Any]]:
+        return {} if self.watch is None else self.watch.remembered()
+
+    def _shown(self) -> dict[Tensor, dict[str, Any]]:
+        """What a checkpoint has of each parameter beside the state that the optimizer keeps of it.
+
+        Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
+        One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
+        """
+        remembered, state = self._remembered(), self.inner.state
+        if self.watch is None or not remembered:
+            return {}
+        shown = []
+        for group in self._parameters():
+            with_state = [p for p in group if state.get(p)]
+            shown += with_state if with_state or not self.watch.steps else group
+        return {p: self._named(remembered.get(p, {})) for p in shown}
+
+    def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        settings = {name: self._settings[name] or 0 for name in self.shaping}
+        every = {"steps": self.watch.steps if self.watch else 0, **settings, **entries}
+        return {self.prefix + name: value for name, value in every.items()}
+
+    def _keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
+        """Each parameter, and the key of its part in a state dict: a number, or its name."""
+        for group, saved in zip(self.param_groups, state_dict.get("param_groups", ()), strict=False):
+            yield from zip(group["params"], saved.get("params", ()), strict=False)
+
+    def _state_dict(self) -> dict[str, Any]:
+        plain, remembered = dict(super()._state_dict()), self._remembered()
+        shown, keys = self._shown(), dict(self._keys(plain))
+        more = {keys[p]: {**plain["state"].get(keys[p], {}), **entries} for p, entries in shown.items()}
+        plain |= {"state": {**plain["state"], **more}} if more else {}
+        if self.watch is None or not self.watch.steps:
+            return plain
+        # Of layers that have seen rows, and of weights that have scales.
+        seen = {p: entries for p, entries in remembered.items() if entries.get("rows", 1)}
+        waiting = {keys[p]: self._named(entries) for p, entries in seen.items() if p in keys and p not in shown}
+        return plain | ({WAITING: waiting} if waiting else {})
+
+    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        remembered = self._remembered()
+        loaded: dict[Tensor, dict[str, Any]] = {}
+        parameters = {key: parameter for parameter, key in self._keys(state_dict)}
+        rest: dict[str, dict[Any, Any]] = {part: dict(state_dict.get(part, {})) for part in ("state", WAITING)}
+        for part, key in [(part, key) for part, saved in rest.items() for key in saved]:
+            entries = rest[part][key]
+            names = [n for n in ours(entries) if n.startswith(self.prefix)] if self.watch is not None else []
+            # A flat checkpoint that lacks a name has given an empty dict for it.
+            mine = {n: entries[n] for n in names if entries[n] != {}}
+            if mine and key in parameters:  # else the optimizer refuses the groups
+                self._check(mine, remembered.get(parameters[key], {}), f"state_dict[{part!r}][{key!r}]")
+                loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
+            if names:
+                rest[part][key] = {n: value for n, value in entries.items() if n not in names}
+                if not rest[part][key]:
+                    del rest[part][key]
+        super()._load_state_dict({**state_dict, **rest})
+        if self.watch is None:
+            return
+        self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
+        self.watch.load(loaded)
+        kept = rest["state"]
+        lacking = [p for p, key in self._keys(state_dict) if p in remembered and p not in loaded and kept.get(key)]
+        if lacking:
+            warn(
+                f"{type(self).__name__}: the checkpoint has nothing of what it remembers of {len(lacking)} of "
+                f"{len(remembered)} parameters, which it measures anew. Save what state_dict() of the wrapper returns, "
+                "or torch's get_optimizer_state_dict(model, wrapper), and not that of the optimizer inside."
+            )
+
+    def _check(self, saved: Mapping[str, Any], entries: Mapping[str, Any], place: str) -> None:
+        """Raise a ValueError if part of a checkpoint is of other settings, or damaged."""
+        wanted, place = self._named(entries), f"{type(self).__name__}: {place}"
+        for setting in self.shaping:
+            value, here = saved.get(self.prefix + setting), wanted[self.prefix + setting]
+            if isinstance(value, int) and value != here:
+                saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
+                raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
+        check_like(saved, wanted, place, _REMEDY)
+
+
+def _refuse_within(name: str, optimizer: Optimizer) -> None:
+    """Raise a ValueError where another wrapper inside maps weights, or another optimizer inside has a state."""
+    within = optimizer
+    while isinstance(within, OptimizerWrapper):
+        if isinstance(within, Mapped):
+            raise ValueError(
+                f"{name} around {type(within).__name__}: the outer one would change what the inner one measures; "
+                "choose one."
+            )
+        within = within.inner
+    if type(within).__name__ == "ZeroRedundancyOptimizer":
+        raise ValueError(
+            f"{name} around ZeroRedundancyOptimizer: from outside its weight decay cannot be told from its step, "
+            "and inside each process would measure other layers. Shard weights and state by "
+            f"torch.distributed.fsdp.fully_shard, and wrap any optimizer in {name}."
+        )
+    inside = next((type(value).__name__ for value in vars(within).values() if isinstance(value, Optimizer)), None)
+    if inside:  # a chain has its optimizers in a tuple
+        around = type(within).__name__
+        raise ValueError(
+            f"{name} around {around}, which holds an optimizer itself: it would mix weights of one step's variables "
+            f"with those of another's. Write {around}({name}({inside}(…), model), …)."
+        )

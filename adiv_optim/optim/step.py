@@ -1,0 +1,290 @@
+"""One step of an optimizer in other variables: weights and gradients go there, the step comes back, or nothing changes.
+
+Every parameter that a matrix multiplies from the right is brought into one canonical shape, stack × groups × outputs ×
+inputs with the first two as one dimension; a stack of one is a view of the parameter.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._linalg import host
+from .._linalg.roots import Factor
+from .._linalg.shards import add_up_shards, cut_of, local
+from ..attach.layers import Layout
+from .decay import UNKNOWN, Decays
+
+#: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
+Rescale = Callable[[Tensor, Tensor], Tensor]
+
+
+class Stack:
+    r"""The parameters of a layer, or of several of one shape, and what a step makes of them.
+
+    .. math:: \tilde G' = \tilde G R, \qquad \tilde W' = \tilde W R^{-1}, \qquad \Delta\tilde W = \Delta\tilde W' R
+
+    Args:
+        parameters: weight and bias of each layer, or its weight alone, layer after layer.
+        factors: R, block by block of the inputs.
+        layout: how the parameters lie as matrices; None leaves them as they are, for entrywise factors.
+        layers: how many there are in the stack.
+        blocks: the inputs that each factor multiplies; the bias goes with the last of them.
+        moves_weights: whether weights and steps are mapped, or the gradients alone.
+        rescale: gives the factor of each layer's step from its norms before and after it is mapped back.
+        shrink: the factor of weight and step where anything moves the weight.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        factors: Sequence[Factor],
+        *,
+        layout: Layout | None = None,
+        layers: int = 1,
+        blocks: Sequence[slice] = (slice(None),),
+        moves_weights: bool = True,
+        rescale: Rescale | None = None,
+        shrink: float = 1.0,
+    ) -> None:
+        self.parameters, self.factors, self.blocks = parameters, factors, blocks
+        self.layout, self.layers = layout, layers
+        self.moves_weights, self.rescale, self.shrink = moves_weights, rescale, shrink
+        self.shapes = [local(parameter).shape for parameter in parameters[: len(parameters) // layers]]
+        self.is_entrywise = layout is None
+        #: The learning rate, None where the optimizer finds its own; and whether the last step has shrunk the weight.
+        self.lr: Any = None
+        self.is_read, self.is_shrunk = True, False
+        self.forget()
+
+    def forget(self) -> None:
+        """Free what belongs to one step."""
+        self.gradients: list[Tensor | None] = []
+        #: The weights before the step, as the optimizer finds them if it reads them, and after its step; joined.
+        self.old: list[Tensor] = []
+        self.start: list[Tensor] = []
+        self.now: list[Tensor] = []
+        #: Minus the step, mapped back, and its factor, None for 1; the factors of the old weights.
+        self.steps: list[Tensor] = []
+        self.ratio: Tensor | None = None
+        self.keep: list[float | Tensor] = []
+        #: Sums over what this process holds, that others with parts of the same weight add theirs to, (sums, layers).
+        self.sums: Tensor | None = None
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors of the parameters' shapes in the canonical shape; a bias has one column."""
+        if self.layout is None:
+            return [*parts]
+        if self.layers == 1:
+            return [self.layout.stacked(part) for part in parts]
+        kinds = len(self.shapes)
+        return [self.layout.stacked(torch.stack([*parts[kind::kinds]]), self.layers) for kind in range(kinds)]
+
+    def split(self, joined: Sequence[Tensor]) -> list[Tensor]:
+        """Take apart again what `join` has put together."""
+        if self.layout is None:
+            return [*joined]
+        pairs = zip(joined, self.shapes, strict=True)
+        every = [self.layout.unstacked(matrices, shape, self.layers) for matrices, shape in pairs]
+        if self.layers == 1:
+            return every
+        return [part for layer in zip(*(parts.unbind() for parts in every), strict=True) for part in layer]
+
+    def _times(self, factors: Sequence[Factor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
+        """Return [W, b] times a matrix, block by block; it may overwrite the parts."""
+        weight, bias = parts if len(parts) == 2 else (parts[0], None)
+        columns = [weight] if len(self.blocks) == 1 else [weight[..., block] for block in self.blocks]
+        *products, (last, bias) = [
+            factor.right_multiply(part, bias if number == len(factors) - 1 else None, overwrite)
+            for number, (factor, part) in enumerate(zip(factors, columns, strict=True))
+        ]
+        whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
+        return [whole] if bias is None else [whole, bias]
+
+    def _local_parameters(self) -> list[Tensor]:
+        return [local(parameter).detach() for parameter in self.parameters] if self.moves_weights else []
+
+    def begin(self, decays: Decays, is_read: bool) -> None:
+        """Keep gradients and weights as they are; for the arguments see `take_step`."""
+        self.gradients, self.is_shrunk = [p.grad for p in self.parameters], False
+        if not self.moves_weights:
+            return
+        joined = self.join(self._local_parameters())
+        self.old = joined if self.layers > 1 else [w.clone(memory_format=torch.preserve_format) for w in joined]
+        each_decay = [decays.get(id(p), UNKNOWN) for p in self.parameters]
+        self.is_read = is_read or any(decay.is_read for decay in each_decay)
+        self.keep = [decay.factor for decay in each_decay[: len(joined)]]  # layers of one stack are in the same groups
+
+    def enter(self) -> None:
+        """Write parameters and gradients in the new variables: zeros where the optimizer does not read the weights.
+
+        A weight that is 0 is after the step what the step has added.
+        """
+        gradients = [_placed_as(p, p.grad) for p in self.parameters if p.grad is not None]
+        mapped = self._times(self.factors, self.join([at_least_float32(local(each)) for each in gradients]))
+        for parameter, gradient, new in zip(self.parameters, gradients, self.split(mapped), strict=True):
+            parameter.grad = _laid_out_as(gradient, new)
+        if not self.moves_weights:
+            return
+        parts = self._local_parameters()
+        if not self.is_read:
+            torch._foreach_zero_(parts)
+            return
+        inverse = [factor.inverse for factor in self.factors]
+        there = self._times(inverse, [at_least_float32(old) for old in self.old])
+        for part, value in zip(parts, self.split(there), strict=True):
+            part.copy_(value)
+        # As it is rounded to the parameters' precision.
+        self.start = [value.to(old.dtype).to(value.dtype) for value, old in zip(there, self.old, strict=True)]
+
+    def leave(self) -> None:
+        """Give the user's gradients back, free the mapped ones, and map the step back."""
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            if parameter.grad is not None:  # else the optimizer has freed it
+                parameter.grad = gradient
+        if not self.moves_weights:
+            return
+        self.now = self.join(self._local_parameters())
+        if self.is_read:
+            for place, (start, now, keep) in enumerate(zip(self.start, self.now, self.keep, strict=True)):
+                if keep != 1:  # known, but not taken in a step that does nothing, as the first of SOAP
+                    self.keep[place] = torch.where((start != now).any(), keep, 1.0).to(start.dtype)
+                    start.mul_(self.keep[place])
+            steps = [start.sub_(now) for start, now in zip(self.start, self.now, strict=True)]
+        else:
+            steps = [at_least_float32(now) for now in self.now]
+            for step in steps:
+                torch.sub(step.new_zeros(()), step, out=step)  # +0 where nothing moved, of either zero
+        before = self._norms(steps)
+        self.steps = self._times(self.factors, steps, overwrite=True)
+        if self.rescale is not None:
+            norms = torch.stack(before + self._norms(self.steps)).view(2, len(steps), self.layers, -1)
+            self.sums = norms[:, 0, :, 0] if norms.numel() == 2 else torch.linalg.vector_norm(norms, dim=(1, 3))
+        elif self.shrink != 1:
+            self.sums = self._moves()[None, None].to(self.steps[0].dtype)
+
+    def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the norms of the parts of a layer, or of each matrix in a stack of several layers."""
+        dim = None if self.layers == 1 else (-2, -1)
+        return [torch.linalg.vector_norm(part, dim=dim) for part in parts] if self.rescale is not None else []
+
+    def _moves(self) -> Tensor:
+        """Whether a weight moves, or has a gradient and a learning rate, or decays; of a shard the part held here.
+
+        Rounding may leave nothing of a step, in bfloat16 mostly, which is one all the same: the gradient says so.
+        """
+        (step,), (gradient, *_), (keep,) = self.steps, self.gradients, self.keep
+        moves = step.any() | (keep != 1)
+        return moves if gradient is None else moves | (local(gradient).any() & (self.lr != 0))
+
+    def settle(self) -> None:
+        """Find the factors of the step, once sums over processes are made."""
+        if self.rescale is not None and self.sums is not None:
+            ratio = self.rescale(*self.sums)
+            copies = self.steps[0].shape[0] // self.layers
+            self.ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
+        elif self.sums is not None and any(host.read(self.sums)):
+            self.is_shrunk = True
+            self.ratio = self.steps[0].new_full((), self.shrink)
+            self.keep = [self.ratio * keep for keep in self.keep]
+
+    def write(self) -> None:
+        """Let each weight be its factor times the old one, minus the step: w - (+0) is w for every w."""
+        new: list[Tensor] = []
+        for old, now, step, keep in zip(self.old, self.now, self.steps, self.keep, strict=True):
+            weight = old.to(step.dtype)
+            if isinstance(keep, Tensor) or keep != 1:
+                weight = weight * keep
+            out = now if now.dtype == step.dtype else None
+            if self.is_entrywise and self.is_read:  # an optimizer that sets a weight to zero means zero
+                step = step if self.ratio is None else step * self.ratio
+                new.append(torch.where(now == 0, now, weight - step))
+            elif self.ratio is None:
+                new.append(torch.sub(weight, step, out=out))
+            else:
+                new.append(torch.addcmul(weight, step, self.ratio, value=-1, out=out))
+        self._copy(new)
+
+    def restore(self) -> None:
+        """Give parameters and gradients their values of before the step."""
+        self._copy(self.old)
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+
+    def _copy(self, joined: Sequence[Tensor]) -> None:
+        pairs = zip(self._local_parameters(), self.split(joined), strict=True) if joined else ()
+        elsewhere = [(part, value) for part, value in pairs if not part.data_ptr() == value.data_ptr() != 0]
+        if elsewhere:
+            torch._foreach_copy_([part for part, _ in elsewhere], [value for _, value in elsewhere])
+
+
+def take_step(
+    stacks: Sequence[Stack], step: Callable[[], Any], decays: Decays, is_read: bool, shards: Collection[Any] = ()
+) -> None:
+    """Let an optimizer step in the variables of stacks; whatever ends that early, all of them are as they were.
+
+    Args:
+        stacks: of disjoint parameters.
+        step: the optimizer's.
+        decays: of `decay_factors`.
+        is_read: whether somebody may read the weights in the step, whatever the optimizer does.
+        shards: weights that processes add up sums of, whatever each of them has measured.
+    """
+    try:
+        for stack in stacks:
+            stack.begin(decays, is_read)
+        try:
+            for stack in stacks:
+                stack.enter()
+            step()
+            for stack in stacks:
+                stack.leave()
+            if shards:
+                _add_up(stacks, shards)
+            for stack in stacks:
+                stack.settle()
+            for stack in stacks:
+                stack.write()
+        except BaseException:
+            for stack in stacks:
+                stack.restore()
+            raise
+    finally:
+        for stack in stacks:
+            stack.forget()
+
+
+def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
+    """Add up the sums of weights of which each process holds some rows; of norms their squares."""
+    sharded = {id(s.parameters[0]): s for s in stacks if s.sums is not None and cut_of(s.parameters[0]) is not None}
+    pairs = []
+    for weight in shards:
+        stack, zeros = sharded.get(id(weight)), torch.zeros(2, dtype=host.widest(weight.device), device=weight.device)
+        if stack is not None and stack.sums is not None:
+            zeros[: len(stack.sums)] = stack.sums[:, 0].to(zeros).square()
+        pairs.append((weight, zeros))
+    add_up_shards(pairs)
+    for weight, total in pairs:
+        if (stack := sharded.get(id(weight))) is not None and stack.sums is not None:
+            stack.sums = total.sqrt().to(stack.sums)[: len(stack.sums), None]
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor in its precision, and in float32 at least."""
+    return tensor.to(host.wide(tensor))
+
+
+def _placed_as(parameter: Any, gradient: Any) -> Tensor:
+    """A gradient dealt to processes as its parameter is: tensor parallelism may leave parts to be added up."""
+    wanted = getattr(parameter, "placements", None)
+    return gradient if getattr(gradient, "placements", None) == wanted else gradient.redistribute(placements=wanted)
+
+
+def _laid_out_as(old: Tensor, new: Tensor) -> Tensor:
+    """A new gradient in the dtype, the memory layout and the shards of the old: fused optimizers want that."""
+    if new.dtype == old.dtype and local(old) is old and new.stride() == old.stride():
+        return new
+    made = torch.empty_like(old)
+    local(made).copy_(new)
+    return made

@@ -1,0 +1,293 @@
+"""The watch over a model's layers: which of them, when their inputs are measured, and what follows for their steps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from .._linalg import host
+from .._linalg.limits import check_count, check_not_negative
+from .._linalg.roots import Factor, NoRootError, Scales, stacked
+from .._linalg.shards import DataParallelGroup, cut_of
+from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, addresses, named_in_skip, refuse_lazy, refuse_sharded
+from ..attach.coverage import Coverage, warn
+from .chart import Chart
+from .covariance import MeanSquare
+from .eligible_layers import eligible_layers, private_gradients, refuse_shards
+from .layer_inputs import LayerInputs
+from .memory import coverage_of, load, remembered_by, why_inactive
+from .processes import add_up_rows, agree, factors_by_all
+from .step import Stack
+
+#: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
+_GOLDEN = (5**0.5 - 1) / 2
+#: Entries of a weight up to which layers are multiplied together: a call costs them more than what it computes.
+_SMALL = 2**12
+
+
+class Watch:
+    """The layers of a model whose inputs are measured, and their stacks; it knows no optimizer.
+
+    Args:
+        name: whose errors these are.
+        model: the model.
+        chart: makes factors of covariances.
+        make: (layer, with_bias) → what is remembered of its inputs, before the first row.
+        every, decay, process_group, skip: see `Whitened`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        chart: Chart,
+        make: Callable[[nn.Module, bool], MeanSquare],
+        every: int,
+        decay: float,
+        process_group: DataParallelGroup,
+        skip: Skip,
+    ) -> None:
+        self.name, self.model, self.chart, self.make = name, model, chart, make
+        check_not_negative(name, decay=decay)
+        if decay >= 1:
+            raise ValueError(f"{name}: decay is {decay}; it must be at least 0 and below 1.")
+        check_count(name, every=every)
+        refuse_sharded(name, model, UNFLATTENED, only_flat=True)
+        refuse_lazy(name, model, named_in_skip(model, skip))
+        self.every, self.decay, self.process_group, self.skip = every, decay, process_group, skip
+        #: Steps so far.
+        self.steps = 0
+        #: The layers that are measured, and by name why other parameters are plain.
+        self.layers: list[LayerInputs] = []
+        self.plain: dict[str, str] = {}
+        self.is_found = False
+        self._forget_places()
+
+    def _forget_places(self) -> None:
+        #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
+        self._places: list[Any] = []
+        #: The layers that move with what was measured of them; and in stacks, with R of each stack.
+        self._moving: list[Any] = []
+        self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_places", "_moving", "_stacks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget_places()
+
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Look for layers among the parameters of an optimizer, by its groups, if that has not been done yet.
+
+        Layers may be unfrozen one after the other, pruned, or put into the memory of others.
+        """
+        parameters = [p for group in groups for p in group]
+        places = [[len(group) for group in groups], *addresses(parameters)]
+        if any(hasattr(parameter, "grad_sample") for parameter in parameters):
+            raise private_gradients(self.name)
+        if places != self._places:
+            group_of = {id(p): number for number, group in enumerate(groups) for p in group}
+            self._find(parameters, group_of)
+            self._forget_places()
+            self._places = places
+
+    def _find(self, parameters: Sequence[nn.Parameter], group_of: Mapping[int, int]) -> None:
+        eligible, self.plain = eligible_layers(self.name, self.model, parameters, self.skip, self.chart.bias_is_plain)
+        # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
+        known = {(layer.name, id(layer.weight)): layer for layer in self.layers}
+        layers = []
+        for name, modules, with_bias in eligible:
+            layer = known.get((name, id(modules[0].get_parameter("weight"))))
+            if layer is None or layer.modules != modules or layer.with_bias != with_bias:
+                layer = LayerInputs(name, modules, with_bias, self.make)
+                layer.step_index = self.steps
+            layers.append(layer)
+        refuse_shards(self.name, layers, self.process_group)
+        for layer in layers:
+            layer.groups = tuple(group_of[id(p)] for p in layer.parameters)
+        if not layers and not self.is_found and not any(why.startswith(SHARED_MEMORY) for why in self.plain.values()):
+            reasons = "; ".join(f"{path} ({why})" for path, why in list(self.plain.items())[:5])
+            raise ValueError(
+                f"{self.name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
+            )
+        self.layers, self.is_found = layers, True
+
+    def due(self) -> bool:
+        """Whether the next step measures."""
+        # While the average settles it is measured at every power of two; then once in each round of `every` steps, at
+        # a place that no period of the training keeps to, as of a critic with real and generated samples in turns.
+        number, place = divmod(self.steps, self.every)
+        if number == 0:
+            return place & (place - 1) == 0
+        return place == int(self.every * (number * number * _GOLDEN % 1))
+
+    def stacks(self) -> list[Stack]:
+        """Measure if that is due, and return the stacks of layers that were seen and have gradients."""
+        self._begin_anew()
+        if self.due():
+            self._measure()
+        layers = [layer for layer in self.layers if layer.factors is not None and layer.moves]
+        moving = [(layer, layer.factors, layer.groups, layer.held_scale) for layer in layers]
+        if moving != self._moving:
+            together: dict[Any, list[LayerInputs]] = {}
+            for layer in layers:
+                together.setdefault(_stacking_key(layer), []).append(layer)
+            self._moving, self._stacks = moving, [(each, self._stack(each)) for each in together.values()]
+        return [stack for _, stack in self._stacks if stack is not None]
+
+    def _stack(self, layers: list[LayerInputs]) -> Stack | None:
+        """Return the stack of some layers, or None where it would change nothing."""
+        first, parameters = layers[0], [p for layer in layers for p in layer.parameters]
+        factors: list[Factor] = first.factors or []
+        if isinstance(factors[0], Scales):
+            scale = _scale_of(first)
+            start = first.held_scale or scale if self.chart.holds else scale
+            return None if start == scale == 1 else Stack(parameters, [Scales([1 / start])], shrink=start / scale)
+        return Stack(
+            parameters,
+            factors if len(layers) == 1 else [stacked([each.factors[0] for each in layers if each.factors])],
+            layout=first.layout,
+            layers=len(layers),
+            blocks=first.covariance.blocks,
+            moves_weights=self.chart.moves_weights,
+            rescale=self.chart.rescale,
+        )
+
+    def shards(self) -> list[nn.Parameter]:
+        """Return the weights of which each process holds a part, where sums over them are asked for in this step."""
+        if self.chart.rescale is None:
+            changes = any(stack is not None and stack.shrink != 1 for _, stack in self._stacks)
+            if not self.chart.holds or not (changes or self.due()):
+                return []
+        return [layer.weight for layer in self.layers if cut_of(layer.weight) is not None]
+
+    def _begin_anew(self) -> None:
+        """Forget what was measured of layers whose weights have other shapes since."""
+        changed = []
+        for layer in self.layers:
+            if layer.old_shape is not None or layer.begin_anew():
+                changed.append(f"{layer.name} from {tuple(layer.old_shape or ())} to {tuple(layer.shape)}")
+                layer.old_shape = None
+        if changed:
+            warn(
+                f"the shapes of weights have changed: {', '.join(changed)}; what their layers read is measured anew, "
+                "and until then they take plain steps."
+            )
+
+    def _measure(self) -> None:
+        """Let the rows that count into the averages and factorise these, or leave all as it was if cut short."""
+        before = [(vars(layer), dict(vars(layer))) for layer in self.layers]
+        is_told = any(layer.failures for layer in self.layers)
+        try:
+            errors = self._measure_pending()
+        except BaseException:
+            for attributes, old in before:
+                attributes.update(old)
+            raise
+        if errors and not is_told:
+            layer, error = next(iter(errors.items()))
+            warn(
+                f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
+                "failures are counted in coverage() and metrics() without a word; a greater damping may help."
+            )
+
+    def _measure_pending(self) -> dict[LayerInputs, NoRootError]:
+        """Return why layers have no factors, of those that are the first with their average."""
+        firsts, errors = self._sums(), dict[LayerInputs, NoRootError]()
+        leaders = [layer for layer, first in firsts.items() if first is layer]
+        for layer in leaders:
+            try:
+                layer.covariance = layer.covariance.updated(layer.pending or [], layer.pending_rows, self.decay)
+            except NoRootError as error:
+                errors[layer] = error
+        factors_of: Callable[[Sequence[Any]], list[Any]] = self.chart.factors
+        if self.process_group.several:
+            agree(leaders, self.process_group.group)
+            factors_of = partial(factors_by_all, factors_of, group=self.process_group.group)
+        leaders = [layer for layer in leaders if layer not in errors]
+        for layer, factors in zip(leaders, factors_of([layer.covariance for layer in leaders]), strict=True):
+            if isinstance(factors, NoRootError):
+                errors[layer] = factors
+            else:
+                layer.factors = factors
+        for layer, first in firsts.items():
+            layer.covariance = first.covariance
+            layer.forget()
+            if first in errors:
+                layer.failures += 1
+            else:
+                layer.factors = first.factors
+        return errors
+
+    def _sums(self) -> dict[LayerInputs, LayerInputs]:
+        """Add the rows that count up; return by layer the first one that has the same sums, if these are finite."""
+        for layer in self.layers:
+            layer.settle()
+        if self.process_group.several and self.layers:
+            add_up_rows(self.layers, self.process_group.group)
+        for layer in self.layers:
+            layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
+        seen = [layer for layer in self.layers if layer.pending_rows]
+        first, firsts = dict[int, LayerInputs](), dict[LayerInputs, LayerInputs]()
+        for layer, is_finite in zip(seen, host.read(*(layer.finite() for layer in seen)), strict=True):
+            if is_finite:
+                firsts[layer] = first.setdefault(id(layer.pending), layer)
+            else:
+                layer.spoiled += 1
+                layer.forget()
+        return firsts
+
+    def count_step(self) -> None:
+        """Count a step, and let the forward passes before the next one gather if it measures."""
+        if self.chart.holds:
+            self._hold()
+        self.steps += 1
+        self.arm()
+
+    def _hold(self) -> None:
+        """Remember the scales that weights now stand in: still the old one of W' that was not stepped on since."""
+        for (layer, *_), stack in self._stacks:
+            if stack is None or stack.shrink == 1 or stack.is_shrunk:
+                layer.held_scale = _scale_of(layer)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last, as scalars for a logger."""
+        return self.chart.metrics(self.layers)
+
+    def coverage(self) -> Coverage:
+        """Say of every parameter that was looked at how it is treated, or why it is not."""
+        return coverage_of(self.model, self.layers, self.plain, self.chart)
+
+    def why_inactive(self) -> str:
+        """Say why no layer has been measured, or why some have not whose weights have gradients."""
+        return why_inactive(self.layers)
+
+    def remembered(self) -> dict[Tensor, dict[str, Any]]:
+        """Return by weight what a checkpoint has."""
+        return remembered_by(self.layers)
+
+    def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Take averages from a checkpoint, or begin anew where it has none."""
+        load(self.layers, self.chart, remembered)
+        self.arm()
+
+    def arm(self) -> None:
+        """Let forward passes gather if the next step measures."""
+        due = self.due()
+        for layer in self.layers:
+            layer.armed, layer.step_index = due, self.steps
+
+
+def _scale_of(layer: LayerInputs) -> float:
+    return 1.0 if layer.factors is None else float(layer.factors[0].divisor)
+
+
+def _stacking_key(layer: LayerInputs) -> Any:
+    """A key, equal for small layers of one shape."""
+    covariance, weight = layer.covariance, layer.weight
+    is_alone = type(covariance) is MeanSquare or len(covariance.blocks) > 1
+    if is_alone or weight.numel() > _SMALL or hasattr(weight, "placements"):
+        return id(layer)
+    return covariance.key, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
