@@ -92,6 +92,8 @@ def _median(values: Mapping[int, float]) -> Cell:
     low, middle, high = (value if value < 1e-3 * DIVERGED else math.inf for value in quartiles)
     numbers = {"": middle, "low": low, "high": high, "n": len(values)}
     numbers["diverged"] = sum(map(math.isinf, values.values()))
+    if math.isinf(middle):
+        return Cell("diverges", numbers)
     return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
 
 
@@ -101,7 +103,8 @@ def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:
     if not any(logs):
         return Cell("", {})
     ratio, p = math.exp(statistics.median(logs)), float(wilcoxon(logs).pvalue)
-    return Cell(f"× {ratio:.{2 if ratio < 100 else 0}f} ({p:.2g})", {"ratio": ratio, "p": p, "n": len(logs)})
+    text = f"× {ratio:.2f}" if ratio < 1e6 else "diverges"
+    return Cell(f"{text} ({p:.2g})", {"ratio": ratio, "p": p, "n": len(logs)})
 
 
 def tolerated(rates: Mapping[float, float], factor: float = 1.1) -> tuple[float, float]:
@@ -146,7 +149,7 @@ def _figure(ranges: Mapping[tuple[str, str], tuple[float, float, float]], signal
                     low, best, high = ranges[name, signal]
                     axis.plot([low / best, high / best], [place] * 2, color=ARMS[name].color, linewidth=5)
                     axis.plot([1], [place], "|", color="white", markersize=7)
-                    axis.annotate(f"× {high / low:.1f}", (high / best, place), (4, 0), textcoords="offset points",
+                    axis.annotate(f"× {high / low:.{0 if high > 10 * low else 1}f}", (high / best, place), (4, 0), textcoords="offset points",
                                   va="center", fontsize=9)  # fmt: skip
             axis.set_yticks(range(len(names)), [ARMS[name].label for name in names])
             axis.margins(x=0.2)
@@ -193,7 +196,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
             ])  # fmt: skip
         about = (
             "Ratios are medians over seeds, p is of Wilcoxon's signed ranks. The range is the highest learning rate "
-            f"within 10 % of the best over the lowest. {where}"
+            f"within 10 % of the best over the lowest, among those that were tried. {where}"
         )
         parts[f"{name}-{signal}"] = Section([f"**{TITLES[signal]}**", Table(header, table), about])
     return parts
