@@ -149,8 +149,9 @@ def _figure(ranges: Mapping[tuple[str, str], tuple[float, float, float]], signal
                     low, best, high = ranges[name, signal]
                     axis.plot([low / best, high / best], [place] * 2, color=ARMS[name].color, linewidth=5)
                     axis.plot([1], [place], "|", color="white", markersize=7)
-                    axis.annotate(f"× {high / low:.{0 if high > 10 * low else 1}f}", (high / best, place), (4, 0), textcoords="offset points",
-                                  va="center", fontsize=9)  # fmt: skip
+                    width = f"× {high / low:.{0 if high > 10 * low else 1}f}"
+                    where = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+                    axis.annotate(width, (high / best, place), (4, 0), **where)
             axis.set_yticks(range(len(names)), [ARMS[name].label for name in names])
             axis.margins(x=0.2)
 
