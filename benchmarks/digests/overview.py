@@ -197,6 +197,8 @@ def duration(run: Result) -> float:
     """The seconds that a run has trained, as far as it records its time."""
     # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
     goes_on, seconds = "validation_loss" in run or "error" in run, run.get("seconds", [0.0])
+    if isinstance(seconds, float):  # of a run that is measured once
+        return seconds
     return float(seconds[-1] if goes_on else sum(seconds))
 
 

@@ -18,12 +18,13 @@ from benchmarks.problems.images import ImageRun
 from benchmarks.problems.language import TextRun
 from benchmarks.problems.pictures import CoordinateRun
 from benchmarks.problems.regression import TableRun
+from benchmarks.problems.streams import StreamRun
 
 from .conftest import STORES
 
 FIELDS = {
     "fourier": CoordinateRun, "coordinates": CoordinateRun, "poisson": poisson.EquationRun, "tabular": TableRun,
-    "equations": equations.EquationRun, "friedman": FriedmanRun,
+    "equations": equations.EquationRun, "friedman": FriedmanRun, "streams": StreamRun,
 }  # fmt: skip
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)

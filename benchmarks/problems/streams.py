@@ -1,0 +1,110 @@
+"""Signals that come one row a step: a window of 16 values, a target, and the scale that errors are divided by."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.cbook import get_sample_data
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.signal import lfilter
+from torch import nn
+
+from ..train import FieldRun, perceptron
+
+#: Values in a window, and units of both hidden layers.
+TAPS, WIDTH = 16, 64
+#: Steps of Euler's method in a unit of time, and units of time between two values of the Mackey-Glass series.
+FINE, SPACING = 10, 3
+
+
+class Stream(NamedTuple):
+    """A signal, row by row."""
+
+    windows: Any  # (rows, 16)
+    targets: Any  # (rows,)
+    scales: Any  # (rows,), of the targets
+
+
+def resonance(generator: np.random.Generator, count: int) -> np.ndarray:
+    """An autoregression of order 2 with variance 1."""
+    innovations = generator.normal(size=count + 500)
+    return lfilter([1.0], [1.0, -1.6, 0.8], innovations)[500:] / np.sqrt(1.8 / (0.2 * (1.8**2 - 1.6**2)))
+
+
+def amplitude(generator: np.random.Generator, count: int) -> np.ndarray:
+    """The exponential of a slow autoregression, which wanders over two orders of magnitude."""
+    return np.exp(lfilter([0.15], [1.0, -0.995], generator.normal(size=count + 2000))[2000:])
+
+
+def coloured(generator: np.random.Generator, rows: int, follows: bool) -> Stream:
+    """A coloured signal of wandering amplitude; its target has the same amplitude, or none."""
+    signal, scale = (make(generator, rows + TAPS - 1) for make in (resonance, amplitude))
+    mixing, readout = generator.normal(size=(TAPS, 8)) / TAPS**0.5, generator.normal(size=8) / 8**0.5
+    scales = scale[TAPS - 1 :] if follows else np.ones(rows)
+    targets = scales * (np.tanh(sliding_window_view(signal, TAPS) @ mixing) @ readout)
+    return Stream(sliding_window_view(scale * signal, TAPS), targets, scales)
+
+
+def echo(generator: np.random.Generator, rows: int) -> Stream:
+    """The echo of speech-like bursts behind a loudspeaker that saturates; half of the time is a pause."""
+    level = np.concatenate([
+        10 ** generator.uniform(-1, 0.5) * generator.integers(2) * np.hanning(length)
+        for length in generator.integers(50, 300, size=rows // 50 + 2)
+    ])[: rows + TAPS - 1]  # fmt: skip
+    speech = level * resonance(generator, rows + TAPS - 1) + 1e-3 * generator.normal(size=rows + TAPS - 1)
+    path = generator.normal(size=TAPS) * np.exp(-np.arange(TAPS)[::-1] / 4)
+    targets = sliding_window_view(np.tanh(speech), TAPS) @ path + 1e-3 * generator.normal(size=rows)
+    return Stream(sliding_window_view(speech, TAPS), targets, np.ones(rows))
+
+
+def mackey_glass(generator: np.random.Generator, rows: int) -> Stream:
+    """The next value of a chaotic series whose scale drifts over two orders of magnitude and back in 500 rows."""
+    delay, count = 17 * FINE, rows + TAPS
+    values = list(generator.uniform(0.5, 1.3, size=delay + 1))
+    for _ in range(FINE * SPACING * (count + 100)):
+        now, before = values[-1], values[-delay - 1]
+        values.append(now + (0.2 * before / (1 + before**10) - 0.1 * now) / FINE)
+    series = np.array(values)[:: FINE * SPACING][-count:]
+    scale = 10 ** np.sin(2 * np.pi * (np.arange(count) / 500 + generator.uniform()))
+    series = scale * (series - series.mean()) / series.std()
+    return Stream(sliding_window_view(series, TAPS)[:-1], series[TAPS:], scale[TAPS:])
+
+
+def membrane(generator: np.random.Generator, rows: int, ahead: int = 5) -> Stream:
+    """Matplotlib's recording of a cell's membrane potential, five samples ahead; a seed draws where it begins."""
+    path: Any = get_sample_data("membrane.dat", asfileobj=False)
+    series = np.fromfile(path, np.float32).astype(float)
+    count = rows + TAPS - 1 + ahead
+    start = generator.integers(1000, 10500 - count)  # it is at rest before and after
+    series = series[start : start + count]
+    series = (series - series[:200].mean()) / series[:200].std()
+    return Stream(sliding_window_view(series, TAPS)[:-ahead], series[TAPS - 1 + ahead :], np.ones(rows))
+
+
+SIGNALS: dict[str, Callable[[np.random.Generator, int], Stream]] = {
+    "coloured": lambda generator, rows: coloured(generator, rows, follows=True),
+    "coloured-plain": lambda generator, rows: coloured(generator, rows, follows=False),
+    "echo": echo, "mackey-glass": mackey_glass, "membrane": membrane,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StreamRun(FieldRun):
+    """One network and one signal, drawn by one seed; it has as many steps as rows."""
+
+    signal: str = "coloured"
+    bound: str | None = None  # of steps: "norm" of the gradient or "overshooting"
+    limit: float | None = None  # of that norm
+    running_rms: bool | None = None  # windows and targets are divided by it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(("limit",), signal=SIGNALS, bound=(None, "norm", "overshooting"))
+
+
+def network(run: StreamRun) -> nn.Module:
+    """Draw the tanh network."""
+    torch.manual_seed(run.seed)
+    return nn.Sequential(*perceptron((TAPS, WIDTH, WIDTH, 1), run.norm, nn.Tanh))

@@ -1,0 +1,266 @@
+"""One row a step, predicted before it is learned: gradient-only rules against structural remedies and bounded steps.
+
+An arm's learning rate is the best of ten on two seeds that no table shows, or of more until it lies between two others.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import wilcoxon
+
+from ..core.figure import panels
+from ..core.runs import interleaved, measure, run_all
+from ..core.store import Result, Store, setting
+from ..core.study import Recipe, Sections, Study, Training
+from ..core.tables import Cell, Section, Table, exact, grouped, machine, pivot
+from ..core.tune import choose, ladder
+from ..online import STREAMS, Loop, signal_of
+from ..problems.streams import SIGNALS, StreamRun
+
+#: Learning rates, of which searches begin with ten.
+RATES = [2.0**power for power in range(-24, 9)]
+#: Stands for an error that is not finite, where only its rank counts.
+DIVERGED = 1e30
+#: Seeds that choose; tables show others.
+TUNING = (101, 102)
+
+
+class Arm(NamedTuple):
+    """Settings that are compared."""
+
+    label: str
+    color: str
+    first: int  # power of two of the lowest rate that a search begins with
+    settings: Mapping[str, Any]
+    limits: Sequence[float | None] = (None,)  # of the gradient's norm, each of which has a search of its own
+
+
+ARMS = {
+    "sgd": Arm("SGD", "tab:red", -10, {}),
+    "clipped": Arm("SGD, gradient clipped", "tab:orange", -8, {"bound": "norm"}, (0.1, 1.0, 10.0)),
+    "adam": Arm("Adam", "tab:blue", -15, {"optimizer": "adam"}),
+    "obgd": Arm("ObGD's bound", "tab:brown", -9, {"bound": "overshooting"}),
+    "layernorm": Arm("SGD, LayerNorm", "tab:green", -10, {"norm": "layernorm"}),
+    "running-rms": Arm("SGD, running RMS", "black", -9, {"running_rms": True}),
+    "proportional": Arm("Proportional SGD", "tab:cyan", -6, {"method": "proportional"}),
+    "disproportional": Arm("Disproportional SGD", "dimgray", -6, {"method": "disproportional"}),
+    "whitened": Arm("Whitened SGD", "indigo", -9, {"method": "whitened"}),
+}
+TITLES = {
+    "coloured": "wandering amplitude, target follows", "coloured-plain": "wandering amplitude, target does not follow",
+    "echo": "echo of speech-like bursts", "mackey-glass": "Mackey-Glass, drifting scale",
+    "membrane": "membrane potential",
+}  # fmt: skip
+
+
+def run_of(arm: str, **settings: Any) -> StreamRun:
+    """Return an arm's run with some settings."""
+    return StreamRun("", **{"method": "none", "optimizer": "sgd", "lr": 0.01, **ARMS[arm].settings, **settings})
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    names = ("optimizer", "method", "norm", "bound", "running_rms")
+    wanted = [settings.get(name) for name in names]
+    return next(arm for arm in ARMS if [run_of(arm).settings().get(name) for name in names] == wanted)
+
+
+def arm(result: Result) -> str:
+    """The arm of a run."""
+    return _key(result["settings"])
+
+
+def setting_of(result: Result) -> tuple[Any, ...]:
+    """Learning rate and limit of a run."""
+    return result["settings"]["lr"], result["settings"].get("limit")
+
+
+def errors(results: Sequence[Result]) -> dict[int, float]:
+    """Seed → relative error, by the settings chosen last; infinite where a run diverged."""
+    last = setting_of(results[-1])
+    chosen = [r for r in results if setting_of(r) == last]
+    return {r["settings"]["seed"]: math.inf if r["error"] is None else r["error"] for r in chosen}
+
+
+def _median(values: Mapping[int, float]) -> Cell:
+    quartiles = np.quantile([min(value, DIVERGED) for value in values.values()], (0.25, 0.5, 0.75))
+    low, middle, high = (value if value < 1e-3 * DIVERGED else math.inf for value in quartiles)
+    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
+    numbers["diverged"] = sum(map(math.isinf, values.values()))
+    if math.isinf(middle):
+        return Cell("diverges", numbers)
+    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
+
+
+def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:
+    """The median ratio of two arms' errors, and p of Wilcoxon's signed ranks, for which divergence is a large error."""
+    logs = [math.log(min(values[seed], DIVERGED) / min(rival[seed], DIVERGED)) for seed in values if seed in rival]
+    if not any(logs):
+        return Cell("", {})
+    ratio, p = math.exp(statistics.median(logs)), float(wilcoxon(logs).pvalue)
+    text = f"× {ratio:.2f}" if ratio < 1e6 else "diverges"
+    return Cell(f"{text} ({p:.2g})", {"ratio": ratio, "p": p, "n": len(logs)})
+
+
+def tolerated(rates: Mapping[float, float], factor: float = 1.1) -> tuple[float, float]:
+    """The lowest and highest rate around the best whose error is within 10 % of the lowest, linear between logarithms.
+
+    Args:
+        rates: learning rate → error.
+        factor: on the lowest error.
+    """
+    order = sorted(rates)
+    best = min(order, key=rates.__getitem__)
+    limit, ends = math.log(factor * rates[best]), []
+    for side in (order[: order.index(best)][::-1], order[order.index(best) + 1 :]):
+        end = best
+        for rate in side:
+            if rates[rate] > factor * rates[best]:
+                inside, outside = math.log(rates[end]), math.log(rates[rate])
+                part = 0.0 if math.isinf(outside) else (limit - inside) / (outside - inside)
+                end *= (rate / end) ** part
+                break
+            end = rate
+        ends.append(end)
+    return ends[0], ends[1]
+
+
+def _by_rate(searched: Sequence[Result], limit: float | None) -> dict[float, float]:
+    """Learning rate → geometric mean of the trials' errors, at one limit."""
+    by_rate = grouped((r for r in searched if r["settings"].get("limit") == limit), setting("lr"))
+    return {
+        rate: math.inf if None in (scores := [r["score"] for r in each]) else statistics.geometric_mean(scores)
+        for rate, each in by_rate.items()
+    }
+
+
+def _figure(ranges: Mapping[tuple[str, str], tuple[float, float, float]], signals: list[str], path: Path) -> None:
+    names = [name for name in ARMS if any(name == key for key, _ in ranges)][::-1]
+    with panels([TITLES[s] for s in signals], "Range of learning rates within 10 % of the best", path,
+                columns=2, height=2.6, xlabel="learning rate / best learning rate", xscale="log") as axes:  # fmt: skip
+        for axis, signal in zip(axes, signals, strict=True):
+            for place, name in enumerate(names):
+                if (name, signal) in ranges:
+                    low, best, high = ranges[name, signal]
+                    axis.plot([low / best, high / best], [place] * 2, color=ARMS[name].color, linewidth=5)
+                    axis.plot([1], [place], "|", color="white", markersize=7)
+                    width = f"× {high / low:.{0 if high > 10 * low else 1}f}"
+                    where = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+                    axis.annotate(width, (high / best, place), (4, 0), **where)
+            axis.set_yticks(range(len(names)), [ARMS[name].label for name in names])
+            axis.margins(x=0.2)
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """A table of all arms and signals, one for each signal, and a figure of the rates that do."""
+    results = store.read()
+    groups = grouped(results, lambda r: (arm(r), r["settings"]["signal"]))
+    searched = grouped(store.read("search"), lambda r: (arm(r), r["settings"]["signal"]))
+    times = {r["settings"]["arm"]: r["milliseconds"] for r in store.read("time")}
+    signals = [signal for signal in SIGNALS if any(signal == key for _, key in groups)]
+    arms = [each for each in ARMS if any(each == key for key, _ in groups)]
+    errors_of = {key: errors(runs) for key, runs in groups.items()}
+    ranges, parts = {}, dict[str, Section]()
+    for (key, signal), runs in groups.items():
+        rates = _by_rate(searched[key, signal], runs[-1]["settings"].get("limit"))
+        low, high = tolerated(rates)
+        ranges[key, signal] = low, min(rates, key=rates.__getitem__), high
+    _figure(ranges, signals, folder / f"{name}.png")
+    where, rows = machine(results[0]["environment"]), results[0]["settings"]["steps"]
+    cells: dict[tuple[str, str], str | Cell] = {key: _median(values) for key, values in errors_of.items()}
+    cells |= {(key, "time"): exact(times.get(key), ".2g") for key in arms}
+    columns = {signal: TITLES[signal] for signal in signals} | {"time": "ms per step"}
+    caption = (
+        f"Relative error, Σ(e/s)² / Σ(y/s)², of the second half of {rows:,} rows, each predicted before it is learned; "
+        "s is the target's amplitude where that is known, else 1. Median and quartiles over seeds. Learning rates are "
+        "the best of ten on two other seeds, and of as many for each of three limits of clipping. Time is processor "
+        f"time of a plain loop, the median of 41 rounds in turn. {where}"
+    )
+    parts[name] = Section([pivot(["arm"], {key: [ARMS[key].label] for key in arms}, columns, cells), caption])
+    header = ["arm", "learning rate", "limit", "trials", "relative error", "against SGD (p)",
+              "against the running RMS (p)", "range of rates"]  # fmt: skip
+    for signal in signals:
+        table = list[list[str | Cell]]()
+        for key in (each for each in arms if (each, signal) in errors_of):
+            values, (rate, limit) = errors_of[key, signal], setting_of(groups[key, signal][-1])
+            low, _, high = ranges[key, signal]
+            rivals = [errors_of.get((other, signal), {}) if other != key else {} for other in ("sgd", "running-rms")]
+            trials = len(set(map(setting_of, searched[key, signal])))
+            table.append([
+                ARMS[key].label, exact(rate), exact(limit), exact(trials), _median(values),
+                *(against(values, rival) for rival in rivals), exact(high / low, ".2g"),
+            ])  # fmt: skip
+        about = (
+            "Ratios are medians over seeds, p is of Wilcoxon's signed ranks. The range is the highest learning rate "
+            f"within 10 % of the best over the lowest, among those that were tried. {where}"
+        )
+        parts[f"{name}-{signal}"] = Section([f"**{TITLES[signal]}**", Table(header, table), about])
+    return parts
+
+
+@dataclass
+class StreamOptions(Training):
+    """Options of this study."""
+
+    trials: int = 10
+    """learning rates that a search begins with"""
+    seeds: int = 10
+    """how many; they begin at 1"""
+    steps: int = 1500
+    """of every run, which are its rows"""
+    arms: tuple[str, ...] = tuple(ARMS)
+    """that are compared"""
+    signals: tuple[str, ...] = tuple(SIGNALS)
+    """that they learn"""
+
+
+def time_per_step(arms: Sequence[str]) -> dict[str, float]:
+    """Milliseconds of a step of the plain loop, the median of 41 rounds of 16 rows in turn."""
+    signal, loops = (
+        signal_of(run_of("sgd", steps=16)),
+        {arm: Loop(run_of(arm, limit=_first_limit(arm))) for arm in arms},
+    )
+
+    def rows(loop: Loop) -> None:
+        for window, target in zip(signal.windows, signal.targets, strict=True):
+            loop.step(window[None], target[None])
+
+    seconds = interleaved({arm: partial(rows, loop) for arm, loop in loops.items()}, 41)
+    return {arm: 1000 * statistics.median(each) / len(signal.windows) for arm, each in seconds.items()}
+
+
+def _seeds(run: Any, seeds: Iterable[int]) -> list[Any]:
+    return [replace(run, seed=seed) for seed in seeds]
+
+
+def _first_limit(arm: str) -> float | None:
+    return ARMS[arm].limits[0]
+
+
+def _run(options: StreamOptions, store: Store) -> None:
+    for key in options.arms:
+        start = RATES.index(2.0 ** ARMS[key].first)
+        for signal in options.signals:
+            each = [run_of(key, signal=signal, steps=options.steps, limit=limit) for limit in ARMS[key].limits]
+            search = ladder(each, RATES, RATES[start : start + options.trials])
+            (best,) = choose([search], STREAMS, store, math.log, each=partial(_seeds, seeds=TUNING))
+            run_all(_seeds(best, range(1, options.seeds + 1)), STREAMS, store)
+    missing = [key for key in options.arms if not store.has(f"time {key}")]
+    times = time_per_step(missing) if missing else {}
+    for key, milliseconds in times.items():
+        entry = {"part": "time", "settings": {"arm": key}, "milliseconds": milliseconds}
+        measure(store, {f"time {key}": partial(dict, entry)})
+
+
+STUDIES = {
+    "streams": Study(
+        "one row a step: gradient-only rules, structural remedies and bounded steps", _run, report, StreamOptions(),
+        makes=[Recipe(0.2)], smoke="--trials 1 --seeds 2 --steps 8 --signals echo --arms sgd proportional",
+        page="docs/results/streams.md",
+    )
+}  # fmt: skip
