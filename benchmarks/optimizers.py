@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import least_squares, line_search
-from scipy.optimize._linesearch import LineSearchWarning
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
@@ -109,20 +108,22 @@ class SelfScaledBFGS(Optimizer):
         loss, gradient = evaluate(x)
         direction = -(self.inverse @ gradient)
         with warnings.catch_warnings():  # a search without a result is dealt with here
-            warnings.simplefilter("ignore", LineSearchWarning)
-            found = line_search(lambda at: evaluate(at)[0], lambda at: evaluate(at)[1], x, direction, gradient, loss)
-        if found[0] is None:
+            warnings.simplefilter("ignore", RuntimeWarning)
+            length, *_ = line_search(
+                lambda at: evaluate(at)[0], lambda at: evaluate(at)[1], x, direction, gradient, loss
+            )
+        if length is None:
             self.converged = self.is_first  # not even along the gradient
             self.inverse, self.is_first = np.eye(len(x)), True
             vector_to_parameters(torch.from_numpy(x), self.parameters)
             return loss
-        s = found[0] * direction
+        s = length * direction
         vector_to_parameters(torch.from_numpy(x + s), self.parameters)
         y = evaluate(x + s)[1] - gradient
         curvature = y @ s
         if self.is_first:
             self.inverse *= curvature / (y @ y)
-        tau = min(1.0, curvature / -(found[0] * gradient @ s))
+        tau = min(1.0, curvature / -(length * gradient @ s))
         u = self.inverse @ y
         self.inverse /= tau
         across = np.outer(s, u / (tau * curvature))
@@ -211,12 +212,12 @@ class LeastSquares(Optimizer):
         whole = start - torch.linalg.lstsq(jacobian, r[:, None]).solution[:, 0]
         if residuals(self.model, terms, whole).norm() < r.norm() / 2:
             return
-        found = least_squares(
+        fit = least_squares(
             lambda x: residuals(self.model, terms, torch.from_numpy(x.copy())).numpy(), start.numpy(),
             lambda x: linear_at(x)[1].numpy(), max_nfev=5, ftol=1e-15, xtol=1e-15, gtol=1e-15,
         )  # fmt: skip
-        vector_to_parameters(torch.from_numpy(found.x), parameters)
-        self.converged = found.status > 0  # by one of the tolerances, not by the count
+        vector_to_parameters(torch.from_numpy(fit.x), parameters)
+        self.converged = fit.status > 0  # by one of the tolerances, not by the count
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
