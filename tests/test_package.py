@@ -5,6 +5,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import sys
 from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -93,6 +94,22 @@ def test_the_library_imports_neither_its_layers_nor_the_programs_around_it():
             assert not [target for target in targets if target.startswith("benchmarks")], name
             if not name.startswith("adiv_optim.layers"):
                 assert not [target for target in targets if target.startswith("adiv_optim.layers")], name
+
+
+def imported_packages(source):
+    """The packages that a module imports, but for its own."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_library_depends_on_torch_alone():
+    every = set().union(*(imported_packages(FILES[name].read_text()) for name in LIBRARY))
+    assert every - set(sys.stdlib_module_names) == {"torch"}
+    assert imported_packages("import numpy as np, os.path\nfrom scipy.stats import norm\nfrom . import a") == {
+        "numpy", "os", "scipy"
+    }  # fmt: skip
 
 
 def test_layers_at_the_top_are_the_packages_own():

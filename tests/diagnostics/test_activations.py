@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim.diagnostics import gaussian_moments, hermite_coefficients, isometry_strength
+from adiv_optim.diagnostics.activations import NODES, WEIGHTS
 
 CLOSED, LISTED = 1e-6, 1e-5
 
@@ -33,6 +34,17 @@ CLOSED_FORMS = {
 @pytest.mark.parametrize(("activation", "wanted"), CLOSED_FORMS.values(), ids=CLOSED_FORMS)
 def test_strength_is_the_closed_form(activation, wanted):
     assert isometry_strength(activation) == pytest.approx(wanted, rel=0, abs=CLOSED)
+
+
+@pytest.mark.parametrize("degree", range(0, 40, 2))
+def test_rule_of_twenty_nodes_is_exact_up_to_degree_39(degree):
+    integral = (WEIGHTS * NODES**degree).sum().item()
+    assert integral == pytest.approx(2 / (degree + 1), rel=1e-14)
+    assert abs((WEIGHTS * NODES ** (degree + 1)).sum().item()) < 1e-16
+
+
+def test_rule_of_twenty_nodes_is_not_exact_beyond():
+    assert (WEIGHTS * NODES**40).sum().item() != pytest.approx(2 / 41, rel=1e-12)
 
 
 def test_strength_is_the_listed_one():
@@ -173,7 +185,7 @@ def test_integrable_neighbours_of_the_refused_are_not():
 def test_constant_has_moments_but_no_strength():
     assert gaussian_moments(torch.ones_like).is_constant
     assert not gaussian_moments(lambda z: 1 + 1e-9 * z).is_constant
-    with pytest.raises(ValueError, match="activation is the constant 1: it maps all samples to one"):
+    with pytest.raises(ValueError, match="activation is the constant 1: all samples become one"):
         isometry_strength(torch.ones_like)
     with pytest.raises(ValueError, match="degree is -1"):
         hermite_coefficients(torch.relu, -1)
