@@ -8,6 +8,7 @@ import pkgutil
 import sys
 from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ def module_files():
 
 
 FILES = module_files()
+#: Imported where a model has a layer of the package that they are named after, and not before.
+REGISTERING = {"adiv_optim.attach.transformers"}
 LIBRARY = [name for name in FILES if not name.startswith("benchmarks")]
 
 
@@ -105,7 +108,7 @@ def imported_packages(source):
 
 
 def test_the_library_depends_on_torch_alone():
-    every = set().union(*(imported_packages(FILES[name].read_text()) for name in LIBRARY))
+    every = set().union(*(imported_packages(FILES[name].read_text()) for name in LIBRARY if name not in REGISTERING))
     assert every - set(sys.stdlib_module_names) == {"torch"}
     assert imported_packages("import numpy as np, os.path\nfrom scipy.stats import norm\nfrom . import a") == {
         "numpy", "os", "scipy"
@@ -244,6 +247,8 @@ def test_a_planted_method_without_a_docstring_is_found():
 @pytest.mark.parametrize("room", sorted({".".join(name.split(".")[:2]) for name in LIBRARY}))
 def test_modules_are_documented_and_their_doctests_run(room):
     for name in [name for name in LIBRARY if f"{name}.".startswith(f"{room}.") and (name == room or "." in room)]:
+        if name in REGISTERING and not find_spec(name.rpartition(".")[2]):
+            continue
         module = importlib.import_module(name)
         assert module.__doc__, name
         classes = [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == name]
