@@ -31,11 +31,9 @@ def test_backward_accumulates_as_autograd_does_and_returns_the_detached_loss():
         assert not parameter.grad.requires_grad
 
 
-def test_signatures_show_the_arguments_of_the_function_behind_them_and_their_own_result():
+def test_both_functions_take_the_same_arguments():
     gradients, backward = (inspect.signature(f) for f in (jacobian.corrected_gradients, jacobian.backward))
-    assert list(gradients.parameters) == list(backward.parameters)
-    assert next(iter(gradients.parameters)) == "model"
-    assert (gradients.return_annotation, backward.return_annotation) == (dict[str, torch.Tensor], torch.Tensor)
+    assert gradients.parameters == backward.parameters
 
 
 def test_gradients_can_be_changed_in_place_one_by_one():

@@ -1,5 +1,6 @@
-"""The ideal update of any module, matrix-free."""
+"""The ideal update of any module, by least squares for maps that are known only by their effect on vectors."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from .._linalg.least_squares import Parts, least_squares
-from .._linalg.limits import check_not_negative, given
+from .._linalg.limits import check_count, check_not_negative, given
 from ..attach.checks import refuse_attached
-from .modules import jvp, pure, same_randomness
-from .rows import BY_ITSELF
+from .gradients import BY_ITSELF
+from .modules import Parts, jvp, pure, same_randomness
 
 
 class IdealUpdate(NamedTuple):
@@ -80,9 +80,9 @@ def ideal_update(
         >>> from adiv_optim import jacobian
         >>> module = torch.nn.Bilinear(2, 3, 4, bias=False)  # no closed form, and not linear in its two inputs
         >>> x, y, g = torch.randn(3, 2), torch.randn(3, 3), torch.randn(3, 4)
-        >>> found = jacobian.ideal_update(module, (x, y), g)
+        >>> update = jacobian.ideal_update(module, (x, y), g)
         >>> before = module(x, y).detach()
-        >>> module.weight.data += found.step["weight"]
+        >>> module.weight.data += update.step["weight"]
         >>> torch.allclose(module(x, y) - before, -g, atol=1e-4)
         True
     """
@@ -134,10 +134,72 @@ def ideal_update(
 
 
 def _mean_diagonal(adjoint: Callable[[Tensor], Parts], output: Tensor, chunk_size: int) -> float:
-    """tr(JJᵀ) / n: the squared length of Jᵀe, over every unit vector e of the output."""
+    """Return tr(JJᵀ) / n, the mean squared length of Jᵀe over the unit vectors e of the output."""
 
     def squared(number: Tensor) -> Tensor:
         unit = (torch.arange(output.numel(), device=output.device) == number).to(output.dtype).view(output.shape)
         return torch.stack([part.square().sum() for part in adjoint(unit).values()]).sum()
 
     return vmap(squared, chunk_size=chunk_size)(torch.arange(output.numel(), device=output.device)).mean().item()
+
+
+def least_squares(
+    forward: Callable[[Parts], Tensor],
+    adjoint: Callable[[Tensor], Parts],
+    right: Tensor,
+    ridge: float = 0.0,
+    *,
+    tolerance: float | None = None,
+    max_iterations: int = 1000,
+) -> tuple[Parts, float, float, int]:
+    r"""Minimise :math:`|J\theta - g|^2 + \lambda |\theta|^2` without ever writing J down (CGLS).
+
+    Conjugate gradients on the normal equations, with the residual g − Jθ carried along instead of JᵀJ formed:
+    the solution :math:`J^\top (J J^\top + \lambda I)^{-1} g`, and for λ = 0 the least squares solution of
+    least norm, also where g is out of J's reach (Hestenes and Stiefel 1952; Björck 1996, section 7.4).
+    Convergence is by the condition of J; where that is bad, rounding ends it long before `tolerance`, 10 × machine
+    precision by default. NaN and inf in g, `right`, travel into θ.
+
+    Returns:
+        θ; its residual |Jᵀ(g − Jθ) − λθ| / |Jᵀg|, which is 0 where it is optimal; its misfit |g − Jθ| / |g|, the
+        share that no θ reaches or the ridge holds back; and the number of iterations.
+    """
+    check_count("least_squares", max_iterations=max_iterations)
+    tolerance = 10 * torch.finfo(right.dtype).eps if tolerance is None else tolerance
+
+    def squared(parts: Parts) -> Tensor:
+        return torch.stack([part.square().sum() for part in parts.values()]).sum()
+
+    def add(left: Parts, scalar: Tensor | float, right: Parts) -> Parts:
+        return {name: left[name] + scalar * part for name, part in right.items()}
+
+    # Squares of small numbers underflow: solve for a right-hand side of greatest entry 1.
+    peak = right.abs().max()
+    peak = torch.where((peak > 0) & peak.isfinite(), peak, 1)
+    residual = right = right / peak
+    direction = gradient = adjoint(right)
+    solution = {name: torch.zeros_like(part) for name, part in gradient.items()}
+    start = gamma = squared(gradient)
+    if not start.isfinite():
+        return {name: torch.full_like(part, math.nan) for name, part in solution.items()}, math.nan, math.nan, 0
+    # Rounding can spoil a solution that has converged: the best is kept. The objective falls at every step until
+    # rounding hides it; the gradient says more from there on.
+    best, best_gamma, best_objective, iterations = solution, gamma, right.square().sum(), 0
+    visible = 1 - math.sqrt(torch.finfo(right.dtype).eps)
+    while iterations < max_iterations and gamma > tolerance**2 * start:
+        moved = forward(direction)
+        length = moved.square().sum() + ridge * squared(direction)
+        if not length:  # it underflows: nothing is left to gain
+            break
+        solution = add(solution, gamma / length, direction)
+        residual = residual - gamma / length * moved
+        gradient = add(adjoint(residual), -ridge, solution)
+        previous, gamma = gamma, squared(gradient)
+        direction = add(gradient, gamma / previous, direction)
+        iterations += 1
+        objective = residual.square().sum() + ridge * squared(solution)
+        if gamma < best_gamma or objective < visible * best_objective:
+            best, best_gamma, best_objective = solution, gamma, objective
+    misfit = (right - forward(best)).norm() / right.norm() if right.any() else right.norm()
+    parts = {name: peak * part for name, part in best.items()}
+    return parts, (best_gamma / start).sqrt().item() if start else 0.0, misfit.item(), iterations

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from adiv_optim._linalg.least_squares import least_squares
+from adiv_optim.jacobian.ideal import least_squares
 from tests.helpers.cases import relative_error
 from tests.helpers.seeds import manual_seed
 
