@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._linalg.shards import held, local
+from .._linalg.shards import held, local
 
 
 class Factors(NamedTuple):
@@ -23,15 +23,15 @@ class Factors(NamedTuple):
     d: Tensor
     e: Tensor
 
-    def held(self, parameter: Tensor) -> "Factors":
-        """Return those of the part of a parameter that this process holds: all of it, where it is not sharded."""
+    def of_shard(self, parameter: Tensor) -> "Factors":
+        """Return those of this process's part of a parameter: all of it, where it is not sharded."""
         shape, (d, e) = held(self.shape, (self.d, self.e), parameter)
         return Factors(shape, d, e)
 
     def divide(self, parameter: Tensor) -> Tensor:
-        """W' = W / (d e), in float32 at least; as sharded as the parameter is."""
+        """Return W' = W / (d e), in float32 at least; as sharded as the parameter is."""
         wide = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
-        part, (shape, d, e) = local(wide), self.held(parameter)
+        part, (shape, d, e) = local(wide), self.of_shard(parameter)
         part.copy_((part.view(shape) / d.to(part)).div_(e.to(part)).view(part.shape))
         return wide
 
@@ -47,8 +47,9 @@ class Entry:
         counted: whether the network gauge balances it: a weight, not a bias, unless its channels have nothing else.
         power: 2 for a running variance, else 1.
         moves: whether any free channel touches it.
-        usual: mean of log|w| as PyTorch initialises such a weight: −½ log(fan_in) − 1 for matrices and kernels.
-        why: why nothing moves it; empty if something does.
+        expected_log_weight: mean of log|w| as PyTorch initialises such a weight: −½ log(fan_in) − 1 for matrices and
+            kernels.
+        why: why no channel moves it; empty if one does.
         matrix: whether its dimensions are outputs, inputs and positions, as those of a matrix or a kernel are.
     """
 
@@ -58,18 +59,18 @@ class Entry:
     counted: bool
     power: int = 1
     moves: bool = True
-    usual: float = 0.0
+    expected_log_weight: float = 0.0
     why: tuple[str, ...] = ()
     matrix: bool = False
 
     def free(self) -> str:
-        """Say how many of the scales that it moves with are free."""
+        """Say how many of its scales are free."""
         ends = [(ids, end) for ids, end in ((self.plus, "outputs"), (self.minus, "inputs")) if bool(ids.any())]
         parts = [f"{int((ids > 0).sum())} of {ids.numel()} {end}" for ids, end in ends]
         return f"{' and '.join(parts)} free"
 
-    def held(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
-        """Return how the part of a tensor that this process holds moves, and that part, detached, in its shape."""
+    def of_shard(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
+        """Return how this process's part of a tensor moves, and that part, detached, in its shape."""
         self.check(name, tensor)
         shape, (plus, minus) = held(self.shape, (self.plus, self.minus), tensor)
         return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
@@ -87,7 +88,7 @@ class Node:
     """The channels of one layer's output, or of a parameter that is used as an activation.
 
     Args:
-        name: path of the layer or parameter that brought them into being.
+        name: path of the layer, or of the parameter.
         index: (channels,), 0 where pinned, else 1 + the position in `log_scales`. Nodes that share scales,
             as the summands of a residual connection do, share indices.
         why: why channels are pinned, most frequent reason first; empty if all are free.

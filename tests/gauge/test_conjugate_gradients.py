@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adiv_optim._linalg.conjugate_gradients import _once, conjugate_gradients
+from adiv_optim.gauge.log_least_squares import _descend, conjugate_gradients
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -29,7 +29,7 @@ def test_restarts_take_away_what_rounding_leaves():
     right = matrix @ torch.randn(40)
     goal = 1e-15 * right.norm()
     found = conjugate_gradients(lambda y: matrix @ y, right, goal)
-    once = _once(lambda y: matrix @ y, right, goal, 2000)
+    once = _descend(lambda y: matrix @ y, right, goal, 2000)
     assert (right - matrix @ found).norm() <= (right - matrix @ once).norm()
     assert (right - matrix @ found).norm() <= 1e-13 * right.norm()
 

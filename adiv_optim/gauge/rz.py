@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..._linalg import host
-from .balance import balance
+from .._linalg import host
+from .log_least_squares import balance
 
 #: Entries of matrices with zeros that are solved for at once: a bound on the memory that float64 copies take.
 ENTRIES_AT_ONCE = 2**24
@@ -78,7 +78,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     at = weight.dim() - kernel_dims
     batch, (out, inputs), positions = weight.shape[: at - 2], weight.shape[at - 2 : at], weight.shape[at:].numel()
     # A dimension each for the group and for all positions, so that a matrix is a kernel with one of both.
-    work = weight.to(host.with_float64(weight.device), torch.promote_types(weight.dtype, torch.float32))
+    work = weight.to(host.with_float64(weight.device), host.wide(weight))
     blocks = work.reshape(*batch, groups, out // groups, inputs, positions)
 
     logs = blocks.abs().log_()
@@ -116,7 +116,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
 
 
 def uc_adjoint(weight: Tensor) -> Tensor:
-    r"""The transpose taken in canonical coordinates, :math:`E^{-1} W^\top D^{-1} = W'^\top` with W = D W' E.
+    r"""Return the transpose taken in canonical coordinates, :math:`E^{-1} W^\top D^{-1} = W'^\top` with W = D W' E.
 
     Uhlmann, *Unit-Consistent (UC) Adjoint*, Eq. 6. Unlike :math:`W^\top` it is the same for W and for A W B with any
     positive diagonal A and B. Output gradients sent back through it do not depend on a layer's units, and are not the
@@ -143,11 +143,13 @@ def uc_adjoint(weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
-    r"""The generalised inverse that follows changes of units, :math:`W^{-U} = E^{-1} W'^{+} D^{-1}` with W = D W' E.
+    r"""Return the generalised inverse that follows changes of units.
+
+    .. math:: W^{-U} = E^{-1} W'^{+} D^{-1} \quad\text{with } W = D W' E
 
     For all diagonal A and B without zeros :math:`(A W B)^{-U} = B^{-1} W^{-U} A^{-1}` (Uhlmann, *Unit-Consistent (UC)
-    Adjoint*, section 1, after Uhlmann 2018), which the pseudo-inverse :math:`W^{+}` satisfies only for invertible W. As
-    that one it has :math:`W W^{-U} W = W` and :math:`W^{-U} W W^{-U} = W^{-U}`, and is the inverse where there is one.
+    Adjoint*, section 1, after Uhlmann 2018), which the pseudo-inverse :math:`W^{+}` satisfies only for invertible W.
+    :math:`W W^{-U} W = W`, :math:`W^{-U} W W^{-U} = W^{-U}`, and where W has an inverse it is that.
 
     Args:
         weight: W, shape (…, out, in), of any rank; leading dimensions are a batch.
@@ -170,8 +172,7 @@ def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
         False
     """
     _check(weight, 1, 0)
-    work = weight.to(torch.promote_types(weight.dtype, torch.float32))
-    row_scale, canonical, column_scale = rz_scaling(work)
+    row_scale, canonical, column_scale = rz_scaling(weight.to(host.wide(weight)))
     if rtol is None:
         rtol = 10 * max(canonical.shape[-2:]) * torch.finfo(canonical.dtype).eps
     inverse = torch.linalg.pinv(canonical, rtol=rtol)
@@ -197,7 +198,7 @@ def _check(weight: Tensor, groups: int, kernel_dims: int) -> None:
 
 
 def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-scales of blocks (…, m, n, k) without zeros; not finite where there is one, 0 where nothing is."""
+    """Return log-scales of blocks (…, m, n, k) without zeros; not finite where there is one, 0 of an empty block."""
     if logs.numel() == 0:
         return logs.new_zeros(logs.shape[:-2]), logs.new_zeros(*logs.shape[:-3], logs.shape[-2])
     pairs = logs.mean(-1) if logs.shape[-1] > 1 else logs[..., 0]
@@ -213,14 +214,14 @@ def _within(limit: float, *logs: Tensor) -> bool:
 
 
 def _balance_members(logs: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-scales of blocks (…, m, n, k), given those by one pass, which are right where there is no zero."""
+    """Return the log-scales of blocks (…, m, n, k), given those by one pass, which are right where no zero is."""
     members, rows, columns = logs.flatten(0, -4), row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
     holed = (~(rows.isfinite().all(-1) & columns.isfinite().all(-1))).nonzero()[:, 0]
     for chunk in holed.split(max(1, ENTRIES_AT_ONCE // members[0].numel())):
         part = members[chunk]
         empty = part == -math.inf
-        found = balance(*(_over_positions(tensor) for tensor in (~empty, part.masked_fill_(empty, 0))))
-        rows[chunk], columns[chunk] = found[0].to(rows.dtype), found[1].to(columns.dtype)
+        fit = balance(*(_over_positions(tensor) for tensor in (~empty, part.masked_fill_(empty, 0))))
+        rows[chunk], columns[chunk] = fit[0].to(rows.dtype), fit[1].to(columns.dtype)
     return rows.view(row_logs.shape), columns.view(column_logs.shape)
 
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim.gauge import canonical, rz_scaling, trace, uc_adjoint, uc_inverse
-from adiv_optim.gauge.scales import rz
+from adiv_optim.gauge import canonical, rz, rz_scaling, trace, uc_adjoint, uc_inverse
 from tests.helpers.cases import needs_cuda
 from tests.helpers.matrices import INVARIANCE, MATRICES, largest_ratio, sparse
 

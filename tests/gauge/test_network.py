@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from adiv_optim import gauge
-from adiv_optim.gauge.scales import network
+from adiv_optim.gauge import network
 from tests.helpers.cases import needs_cuda, relative_error
 from tests.helpers.covering import paired
 from tests.helpers.gauge_models import MODELS, Convolutions, mlp
@@ -90,7 +90,7 @@ def test_usual_magnitudes_are_those_of_pytorch():
         graph = gauge.trace(model, MODELS[name].input())
         for name, entry in graph.parameters.items():
             if entry.counted:
-                assert entry.usual == pytest.approx(usual(model, name), abs=0.02)
+                assert entry.expected_log_weight == pytest.approx(usual(model, name), abs=0.02)
     # What it is for: a network of uneven widths is balanced nearly as it is drawn, and far from it by magnitude 1.
     model = nn.Sequential(nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
     graph = gauge.trace(model, torch.randn(1, 3072))
@@ -112,7 +112,7 @@ def dense_solution(graph, weights, fan_in):
         for index, sign in ((entry.plus, 1.0), (entry.minus, -1.0)):
             row.scatter_add_(1, index.expand(w.shape).reshape(-1, 1), torch.full((w.numel(), 1), sign))
         rows.append(row[keep, 1:])
-        values.append(w.abs().log().flatten()[keep] - (entry.usual if fan_in else 0))
+        values.append(w.abs().log().flatten()[keep] - (entry.expected_log_weight if fan_in else 0))
     return torch.linalg.lstsq(torch.cat(rows), torch.cat(values), driver="gelsd").solution
 
 
@@ -146,7 +146,9 @@ def misfit(graph, model, scales, fan_in):
     for name, entry in graph.parameters.items():
         w = parameters(model)[name].detach().view(entry.shape)
         if entry.counted:
-            log = w.abs().log() - padded[entry.plus] + padded[entry.minus] - (entry.usual if fan_in else 0)
+            log = (
+                w.abs().log() - padded[entry.plus] + padded[entry.minus] - (entry.expected_log_weight if fan_in else 0)
+            )
             total += log[w != 0].square().sum()
     return total
 

@@ -1,4 +1,4 @@
-"""Finding the channels of a model: torch.export writes its operations down, the rules say which scales they share."""
+"""The channels of a model: torch.export writes its operations down, and the rules say which scales they share."""
 
 import itertools
 import math
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from ...attach.coverage import warn
+from ..attach.coverage import warn
 from .call import Call
-from .channels import CONSTANT, PINNED, Channels
+from .channels import CONSTANT, PINNED, Activation, Parameter, Use, Uses
 from .export import OUTPUT, export
 from .graph import ChannelGraph, Entry, Node
 from .rules import RULES, rearrange
-from .values import Activation, Buffer, Parameter, Use, Uses
 
 
 def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
@@ -63,13 +62,13 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         4 free log-scales
     """
     program, reasons = export(model, example_input)
-    with torch.device("cpu"):  # where channels are, whatever the default is
+    with torch.device("cpu"):  # where channels are under any default
         interpreter = _Interpreter(program, reasons, _first_names(model))
         interpreter.run()
         graph = interpreter.graph([name for name, _ in model.named_parameters()])
     if graph.unknown:
         warn(
-            f"no scaling rule for {', '.join(graph.unknown)}: the scales of what goes in and out are pinned to 1, "
+            f"no scaling rule for {', '.join(graph.unknown)}: the scales of their inputs and outputs are pinned to 1, "
             "which is safe, and leaves those channels' gauge as it is."
         )
     return graph
@@ -84,12 +83,12 @@ class _Interpreter:
 
     def __init__(self, program: Any, reasons: list[str], names: dict[str, str]) -> None:
         self.module, self.reasons = program.graph_module, reasons
-        # What a model computes for a log alone moves nothing, and would pin what it looks at.
+        # Operations for a log alone move nothing, and would pin their inputs.
         self.module.graph.eliminate_dead_code()
         self.inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
         self.names = names
-        self.channels = Channels()
-        self.uses = Uses(self.channels)
+        self.uses = Uses()
+        self.channels = self.uses.channels
         self.unknown: list[str] = []
         self.env: dict[Any, Any] = {}
 
@@ -123,7 +122,7 @@ class _Interpreter:
             base = torch.empty(fake.shape, device="meta")
             return Parameter(self.names[spec.target], base, base)
         if spec.kind is InputKind.BUFFER:
-            return Buffer(self.names.get(spec.target, spec.target), tuple(fake.shape))
+            return Activation.constant(fake.shape, self.names.get(spec.target, spec.target))
         return Activation.constant(fake.shape)
 
     def _call(self, node: Any) -> Any:
@@ -174,8 +173,6 @@ class _Interpreter:
         elif isinstance(old, Parameter):
             self.uses.fixed(old, f"overwritten in place by {call.label}")
             call.pin(result)
-        elif isinstance(old, Buffer):
-            call.pin(result)
 
     def _values(self, tree: Any) -> Any:
         return torch.fx.node.map_arg(tree, lambda node: self.env.get(node))
@@ -183,16 +180,16 @@ class _Interpreter:
     def graph(self, order: list[str]) -> ChannelGraph:
         """Number the components that parameters live on, and write every use in those numbers."""
         channels, uses = self.channels, self.uses
-        every = [*uses.parameters.values(), *uses.buffers.values()]
-        ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in every}
+        all_uses = [*uses.parameters.values(), *uses.buffers.values()]
+        ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in all_uses}
 
-        def met(uses: Iterable[Use]) -> Tensor:
-            found = torch.zeros(channels.count, dtype=torch.bool)
+        def ends_of(uses: Iterable[Use]) -> Tensor:
+            is_end = torch.zeros(channels.count, dtype=torch.bool)
             for ids in itertools.chain([torch.tensor(PINNED)], *(ends[use] for use in uses)):
-                found[ids] = True
-            return found
+                is_end[ids] = True
+            return is_end
 
-        used, measured = met(every), met(use for use in every if use.counted)
+        used, measured = ends_of(all_uses), ends_of(use for use in all_uses if use.counted)
         numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
         def entry(use: Use) -> Entry:
@@ -201,11 +198,12 @@ class _Interpreter:
             # Channels that no weight touches, as rows of standardised weights, take their scale from their other uses.
             counted = use.counted or not bool(measured[ends[use][0]].all())
             matrix = "convolution" in use.kind or (use.kind.startswith(("matrix", "table")) and len(use.shape) == 2)
-            # That a constant goes in is no reason where the output is pinned.
+            # A constant input is no reason where the output is pinned.
             reasons = () if moves else channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))
             why = tuple(reason for reason in (use.why, *reasons) if reason not in ("", CONSTANT))
             why = () if moves else why or (CONSTANT,)
-            return Entry(use.shape, plus, minus, counted, use.power, moves, _usual(use, plus), why, matrix)
+            expected = _expected_log_weight(use, plus)
+            return Entry(use.shape, plus, minus, counted, use.power, moves, expected, why, matrix)
 
         nodes = []
         for name, ids in channels.made:
@@ -223,8 +221,8 @@ class _Interpreter:
         )
 
 
-def _usual(use: Use, plus: Tensor) -> float:
-    """Mean of log|w| at PyTorch's initialisation: U(−a, a), a = 1/√fan_in; tables N(0, 1); gains 1."""
+def _expected_log_weight(use: Use, plus: Tensor) -> float:
+    """Return the mean of log|w| at PyTorch's initialisation: U(−a, a), a = 1/√fan_in; tables N(0, 1); gains 1."""
     if use.kind.startswith("table"):
         return -0.6352  # −(γ + log 2) / 2
     activation = use.kind.startswith("activation")
@@ -236,7 +234,7 @@ def _usual(use: Use, plus: Tensor) -> float:
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter or buffer → its first, which stands for a tied one."""
+    """Map every name of a parameter or buffer to its first, which stands for a tied one."""
     first: dict[int, str] = {}
     kinds = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(*kinds)}

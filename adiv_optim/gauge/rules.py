@@ -1,4 +1,4 @@
-"""Rules for operations without weights: they pass a scale, share it, move it about, or pin it."""
+"""A rule for each operation: it passes a scale, shares it, moves it about, or pins it."""
 
 import math
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from . import layer_rules
 from .call import Call
-from .values import Activation, Buffer, Parameter, Value
+from .channels import Activation, Parameter, Value
 
 
 def passes(call: Call) -> Any:
@@ -28,13 +29,13 @@ def identity(call: Call) -> Any:
 
 
 def clamp(call: Call) -> Any:
-    """Homogeneous with no other bound, or threshold and stand-in for values below it, than 0."""
+    """A clamp or threshold, which is homogeneous where its bounds are 0."""
     bounds = [bound for name, bound in list(call.arguments.items())[1:] if bound is not None]
     return passes(call) if all(_is_zero(bound) for bound in bounds) else call.pin_all()
 
 
 def add(call: Call) -> Any:
-    """Summands share their scale; so do the two of a difference, a maximum or a minimum."""
+    """A sum, difference, maximum or minimum: its two arguments share their scale."""
     for value, other in _both_ways(call):
         if isinstance(value, Parameter) and isinstance(other, Activation):
             return layer_rules.added(call, other, value)
@@ -59,7 +60,7 @@ def where(call: Call) -> Any:
     for value, other in _both_ways(call):
         if _is_zero_or_infinite(value):
             return call.result(call.ids(other))
-    if not all(isinstance(call[name], (Activation, Parameter, Buffer)) for name in ("self", "other")):
+    if not all(isinstance(call[name], (Activation, Parameter)) for name in ("self", "other")):
         return call.pin_all()
     return _joined(call)
 
@@ -76,7 +77,7 @@ def multiply(call: Call) -> Any:
             return other  # times a mask, as pruned weights, or a number
         if isinstance(value, (int, float, complex)):
             return call.result(call.ids(other))
-        if isinstance(value, Parameter) and isinstance(other, (Activation, Buffer)):
+        if isinstance(value, Parameter) and isinstance(other, Activation):
             return layer_rules.gain(call, other, value)
     factors = (call["self"], call["other"])
     if any(isinstance(value, Parameter) for value in factors):  # the product of two parameters
@@ -90,7 +91,7 @@ def multiply(call: Call) -> Any:
 
 def divide(call: Call) -> Any:
     """A quotient has the scale of its numerator; the divisor is pinned."""
-    if call["rounding_mode"] is not None or not isinstance(call.first, (Activation, Parameter, Buffer)):
+    if call["rounding_mode"] is not None or not isinstance(call.first, (Activation, Parameter)):
         return call.pin_all()
     return passes(call)
 
@@ -118,7 +119,7 @@ def pool(call: Call) -> Any:
 
 
 def pad(call: Call) -> Any:
-    """Padding with zeros or with values that are there passes; zeros in place of channels are channels of their own."""
+    """Padding with zeros or with the tensor's values passes; zeros in place of channels are new channels."""
     mode, value = call["mode"] or "constant", call["value"]
     if mode == "constant" and value:
         return call.pin_all(call.located(f"padded with {value}"))
@@ -139,30 +140,35 @@ def pad(call: Call) -> Any:
 
 
 def rearrange(call: Call) -> Any:
-    """Shape operations: the same operation on a tensor of channel ids tells where each of them goes."""
-    found = list(call.tensors())
+    """Shape operations: the same operation on a tensor of channels moves each of them to its place."""
+    tensors = call.tensors()
     if any(isinstance(value, torch.dtype) for value in call.arguments.values()):
         return call.pin_all(call.located("bits read as another type"))
-    if len(found) == 1 and isinstance(found[0], Parameter):
-        view = call.run(call.operator, lambda value: found[0].view if value is found[0] else value)
-        if isinstance(view, Tensor) and view.untyped_storage()._cdata == found[0].base.untyped_storage()._cdata:
-            moved = replace(found[0], view=view)
+    if len(tensors) == 1 and isinstance(parameter := tensors[0], Parameter):
+        view = _run(call, call.operator, lambda value: parameter.view if value is parameter else value)
+        if isinstance(view, Tensor) and view.untyped_storage()._cdata == parameter.base.untyped_storage()._cdata:
+            moved = replace(parameter, view=view)
             if moved.axes() is not None:
                 return moved
 
     def ids(value: Value) -> Value:
-        if isinstance(value, (list, tuple)):
-            return [ids(part) for part in value]
-        if not isinstance(value, (Activation, Parameter, Buffer)):
+        if not isinstance(value, (Activation, Parameter)):
             return value
         x = call.uses.activation(value)
         return x.channels.expand(x.shape)
 
     # A view of ids that were spread out need not exist where that of the activation does.
-    moved = call.run(torch.reshape if call.name in ("view", "_unsafe_view") else call.operator, ids)
+    moved = _run(call, torch.reshape if call.name in ("view", "_unsafe_view") else call.operator, ids)
     if not isinstance(moved, Tensor):
         return [Activation(tuple(part.shape), call.channels.compress(part)) for part in moved]
     return call.result(moved) if tuple(moved.shape) == call.shape else call.pin_all()
+
+
+def _run(call: Call, operator: Callable[..., Any], change: Callable[[Value], Value]) -> Any:
+    """Call an operator with an operation's arguments, each changed first, in lists too."""
+    by_keyword = {argument.name for argument in call.operator._schema.arguments if argument.kwarg_only}
+    positional = [value for name, value in call.arguments.items() if name not in by_keyword]
+    return operator(*pytree.tree_map(change, positional), **{name: call.arguments[name] for name in by_keyword})
 
 
 def concatenate(call: Call) -> Any:
@@ -177,22 +183,22 @@ def concatenate(call: Call) -> Any:
 
 
 def like(call: Call) -> Any:
-    """Taking the shape of another tensor, of which nothing but the shape matters."""
+    """Taking the shape of another tensor, of which only the shape matters."""
     aten = torch.ops.aten
     operator, size = (aten.broadcast_to, "size") if call.name == "expand_as" else (aten.reshape, "shape")
     return rearrange(replace(call, operator=operator.default, arguments={"self": call.first, size: list(call.shape)}))
 
 
 def index(call: Call) -> Any:
-    """Picking positions: all along the indexed dimension share their scale, then any index finds the same."""
+    """Picking positions: all along the indexed dimension share their scale, so that any index picks the same."""
     x, dims = call.uses.activation(call.first), call["dim"]
     indices = call["index"] if call["index"] is not None else call["indices"]
     positions = list(indices) if isinstance(indices, (list, tuple)) else None
-    dims = [dims] if positions is None else [dim for dim, one in enumerate(positions) if one is not None]
+    dims = [dims] if positions is None else [dim for dim, index in enumerate(positions) if index is not None]
     ids = call.share(x, dims, "picked by").expand(x.shape)
     if positions is None:
         return call.result(call.operator(ids, dims[0], torch.zeros(indices.shape, dtype=torch.long)))
-    at = [None if one is None else torch.zeros(one.shape, dtype=torch.long) for one in positions]
+    at = [None if index is None else torch.zeros(index.shape, dtype=torch.long) for index in positions]
     moved = torch.ops.aten.index.Tensor(ids, at)
     # A mask is no position: how many it keeps is in its values.
     return call.result(moved) if tuple(moved.shape) == call.shape else call.pin_all()
@@ -204,7 +210,7 @@ def compare(call: Call) -> Any:
 
 
 def heaviside(call: Call) -> Any:
-    """The sign of a number, with values of its own at 0, which are pinned."""
+    """The sign of a number; the values at 0 are pinned."""
     call.pin(call["values"])
     return call.constants()
 
@@ -240,13 +246,13 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     layer_rules.linear: "linear addmm",
     layer_rules.matmul: "mm matmul bmm",
     layer_rules.attention: "scaled_dot_product_attention",
-    layer_rules.convolution: ("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
+    layer_rules.convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
     layer_rules.embedding: "embedding",
     layer_rules.batch_norm: "batch_norm instance_norm",
     layer_rules.mixing_norm: "group_norm layer_norm rms_norm",
     layer_rules.weight_norm: "_weight_norm",
     passes: "relu leaky_relu rrelu prelu abs neg positive dropout feature_dropout native_dropout rad2deg deg2rad",
-    identity: "to _to_copy clone contiguous detach alias type_as lift_fresh lift_fresh_copy float double half bfloat16",
+    identity: "to _to_copy clone contiguous detach alias type_as lift_fresh lift_fresh_copy",
     clamp: "clamp clamp_min clamp_max threshold",
     add: "add sub rsub maximum minimum",
     copied: "copy",
@@ -281,10 +287,10 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     glu: "glu",
     Call.pin_all: (
         "sigmoid tanh gelu silu softmax log_softmax hardtanh relu6 hardswish hardsigmoid mish elu selu celu softplus "
-        "softsign logsigmoid log_sigmoid hardshrink softshrink tanhshrink exp expm1 log log1p log2 log10 sqrt rsqrt "
+        "log_sigmoid hardshrink softshrink exp expm1 log log1p log2 log10 sqrt rsqrt "
         "reciprocal square pow sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc norm linalg_vector_norm "
         "var std var_mean std_mean prod logsumexp cumprod floor ceil round trunc frac fmod remainder argmax argmin "
-        "argsort sort topk alpha_dropout feature_alpha_dropout baddbmm local_response_norm "
+        "argsort sort topk alpha_dropout feature_alpha_dropout baddbmm "
         "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell embedding_bag "
         "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
         "binary_cross_entropy binary_cross_entropy_with_logits cosine_similarity cdist"
@@ -293,3 +299,6 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
 
 #: Operation → rule, by the operation's name without overload and in-place underscore.
 RULES = {name: rule for rule, names in _GROUPS.items() for name in names.split()}
+
+_misspelt = [name for name in RULES if not (hasattr(torch.ops.aten, name) or hasattr(torch.ops.aten, f"{name}_"))]
+assert not _misspelt, f"adiv_optim.gauge has rules for operations that torch {torch.__version__} lacks: {_misspelt}"

@@ -1,13 +1,13 @@
 """One operation of a traced graph, as the rules see it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from .channels import Channels
-from .values import Activation, Buffer, Parameter, Uses, Value
+from .channels import Activation, Channels, Parameter, Uses, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +19,14 @@ class Call:
     arguments: dict[str, Value]
     output: Any  # a fake tensor, or a tuple of them, or None
     where: str  # the path of the module that ran it
-    uses: Uses  # the parameters met so far
+    uses: Uses  # of the parameters so far
 
     def __getitem__(self, name: str) -> Value:
         return self.arguments.get(name)
 
     @property
     def channels(self) -> Channels:
-        """The channels met so far."""
+        """The channels so far."""
         return self.uses.channels
 
     @property
@@ -44,31 +44,25 @@ class Call:
         """The name of this operation in messages."""
         return self.located(self.name)
 
-    def located(self, what: str) -> str:
-        """Say in which module something is, for messages."""
-        return f"{what} in {self.where}" if self.where else what
+    def located(self, event: str) -> str:
+        """Say in which module an event is, for messages."""
+        return f"{event} in {self.where}" if self.where else event
 
-    def tensors(self) -> Iterator[Activation | Parameter | Buffer]:
-        """Every argument that is a tensor, in lists too."""
-        return _tensors(self.arguments.values())
-
-    def run(self, operator: Callable[..., Any], change: Callable[[Value], Value]) -> Any:
-        """Call an operator with this operation's arguments, each changed first."""
-        by_keyword = {argument.name for argument in self.operator._schema.arguments if argument.kwarg_only}
-        positional = [change(value) for name, value in self.arguments.items() if name not in by_keyword]
-        return operator(*positional, **{name: self.arguments[name] for name in by_keyword})
+    def tensors(self) -> list[Activation | Parameter]:
+        """List the arguments that are tensors, in lists too."""
+        return [leaf for leaf in pytree.tree_leaves(self.arguments) if isinstance(leaf, (Activation, Parameter))]
 
     def is_constant(self, value: Value) -> bool:
-        """Whether no scale touches an argument, whatever comes: a number, a buffer, or what is pinned."""
-        fixed = isinstance(value, Activation) and self.channels.is_pinned(value.channels)
-        return fixed or isinstance(value, (int, float, complex, Buffer))
+        """Whether no scale touches an argument now or later: a number, a buffer, or a pinned activation."""
+        is_pinned = isinstance(value, Activation) and self.channels.is_pinned(value.channels)
+        return is_pinned or isinstance(value, (int, float, complex))
 
     def ids(self, value: Value) -> Tensor:
         """Return the channels of an argument, used as an activation."""
         return self.uses.activation(value).channels
 
     def share(self, value: Value, dims: Iterable[int], why: str) -> Tensor:
-        """Let an argument's channels be one along some dimensions, and return them with size 1 there."""
+        """Join an argument's channels along some dimensions, and return them with size 1 there."""
         return self.channels.share(self.ids(value), dims, f"{why} {self.label}")
 
     def result(self, ids: Tensor) -> Any:
@@ -79,11 +73,9 @@ class Call:
 
     def constants(self) -> Any:
         """Return outputs that no scale touches."""
-        if isinstance(self.output, Tensor):
-            return Activation.constant(self.output.shape)
-        if not isinstance(self.output, (tuple, list)):
-            return None
-        return [Activation.constant(part.shape) if isinstance(part, Tensor) else part for part in self.output]
+        if isinstance(self.output, (tuple, list)):
+            return [Activation.constant(part.shape) if isinstance(part, Tensor) else part for part in self.output]
+        return Activation.constant(self.output.shape) if isinstance(self.output, Tensor) else None
 
     def pin(self, value: Value, why: str = "") -> None:
         """Pin the channels of one argument; a parameter then moves with nothing."""
@@ -111,7 +103,7 @@ class Call:
         return self.result(ids.view(shape))
 
     def fresh(self, value: Parameter, shape: Iterable[int]) -> Tensor:
-        """Return new channels, named after the module whose parameter brings them into being."""
+        """Return new channels, named after the module of a parameter."""
         return self.channels.fresh(value.name.rpartition(".")[0] or self.where, shape)
 
     def bias(self, value: Value, ids: Tensor) -> None:
@@ -125,11 +117,3 @@ class Call:
 def to_dims(ids: Tensor, dims: int) -> Tensor:
     """Give ids as many dimensions, the new ones in front."""
     return ids.reshape([1] * (dims - ids.dim()) + list(ids.shape))
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Activation | Parameter | Buffer]:
-    for value in values:
-        if isinstance(value, (Activation, Parameter, Buffer)):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)

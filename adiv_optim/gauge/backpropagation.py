@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..attach.checks import bypassed, label
-from .scales.rz import rz_scaling
+from .rz import rz_scaling
 
 
 class _ScaledGradient(Function):
@@ -42,7 +42,7 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*, A.3). In a chain of
     such layers and ReLUs no rescaling of hidden units changes any g: g is without units. D⁻¹ gives the parameters'
-    gradients the units of one, so that `UnitConsistent` maps them as it maps any other, up to one scalar per layer,
+    gradients the units of gradients, so that `UnitConsistent` maps them as it maps any other, up to a scalar per layer,
     which Adam does not see: S_out = S_in = c changes x and leaves the weight as it is.
 
     **None of these is a gradient of the loss**: the chain leaves out the rescaling D E between one layer's canonical
@@ -108,13 +108,13 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
         (True, False)
     """
     without_call = bypassed(model)
-    found = {path: module for path, module in model.named_modules() if isinstance(module, _LAYERS)}
-    layers = {path: layer for path, layer in found.items() if layer not in without_call}
+    every = [(path, module) for path, module in model.named_modules() if isinstance(module, _LAYERS)]
+    layers = {path: layer for path, layer in every if layer not in without_call}
     for path, layer in layers.items():
         if any(isinstance(getattr(hook, "__self__", None), _Ends) for hook in layer._forward_hooks.values()):
             raise ValueError(
                 f"uc_backpropagation: {label(path)} has it already, and twice would scale its gradient twice; "
-                "call remove() on what the first call returned. A copy keeps what its original had: copy before."
+                "call remove() of the first call's handle. A copy keeps the hooks of its original: copy before."
             )
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))

@@ -1,16 +1,16 @@
-"""Rules for operations that own weights: linear maps, convolutions, embeddings, normalisers, gains."""
+"""Rules for operations with weights: linear maps, convolutions, embeddings, normalisers, gains."""
 
 from typing import Any
 
 from .call import Call, to_dims
-from .values import Buffer, Parameter, Value
+from .channels import Activation, Parameter, Value
 
-#: An eps that no variance in float64 will notice. torch refuses 0 itself in training from 2.15 on.
+#: An eps that changes no variance in float64. torch refuses 0 itself in training from 2.15 on.
 NEGLIGIBLE = 1e-20
 
 
 def linear(call: Call) -> Any:
-    """Linear map, xWᵀ + b or addmm's b + xW: a new channel for every output, every input its own."""
+    """Linear map, xWᵀ + b or addmm's b + xW: every output is a new channel, every input stays a channel."""
     if call.name == "addmm":
         return _matrix(call, call["mat1"], call["mat2"], call["self"], out=1)
     return _matrix(call, call["input"], call["weight"], call["bias"], out=0)
@@ -76,9 +76,9 @@ def batch_norm(call: Call) -> Any:
     """Per-channel normalisation: the input is free, its scale leaves with the statistics; γ and β scale the output."""
     into = call.vector(call["input"], 1)
     for name, power in (("running_mean", 1), ("running_var", 2)):
-        if isinstance(call[name], Buffer):
-            call.uses.buffer(call[name], into, power)
-        elif call[name] is not None:  # nothing moves it with the input
+        if isinstance(call[name], Activation) and call[name].buffer:
+            call.uses.statistic(call[name], into, power)
+        elif call[name] is not None:  # it cannot move with the input
             call.pin(call[name])
             call.channels.pin(into, f"no buffer holds the statistics of {call.label}")
     if call["eps"] > NEGLIGIBLE:
@@ -128,21 +128,21 @@ def gain(call: Call, value: Value, parameter: Parameter) -> Any:
 def added(call: Call, value: Value, parameter: Parameter) -> Any:
     """A learned summand, such as a bias or a position: it moves as the other summand does."""
     lead, core = _aligned(call, parameter)
-    alone = [dim for dim, size in enumerate(core) if size == 1]
+    repeated = [dim for dim, size in enumerate(core) if size == 1]
     ids = to_dims(call.ids(value), len(call.shape))
-    ids = call.channels.share(ids, alone, f"{parameter.name} is added to all of them")
+    ids = call.channels.share(ids, repeated, f"{parameter.name} is added to all of them")
     call.uses.parameter(parameter, "bias", ids.reshape(ids.shape[lead:]))
     return call.result(ids)
 
 
 def _aligned(call: Call, parameter: Parameter) -> tuple[int, list[int]]:
-    """How many dimensions the output has in front of a parameter's, and the parameter's core with 1 for them."""
+    """Return how many dimensions the output has in front of a parameter's, and the core with 1 for them."""
     lead = len(call.shape) - parameter.view.dim()
     return lead, [1] * lead + list(parameter.core)
 
 
 def _matrix(call: Call, x: Value, weight: Value, bias: Value, out: int) -> Any:
-    """One fresh channel for each output, `out` being the weight's dimension that counts them."""
+    """A new channel for each output; `out` is the weight's dimension that counts them."""
     if not _is_matrix(weight):
         return call.pin_all()
     into = call.vector(x, -1)

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import UnitConsistent, gauge
-from adiv_optim.gauge.channels import trace as tracing
-from tests.gauge.channels.test_trace import check
+from adiv_optim.gauge import tracing
+from tests.gauge.test_trace import check
 from tests.helpers.cases import relative_error
 from tests.helpers.modules import Model
 
