@@ -11,23 +11,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..attach.checks import refuse_lazy, refuse_sharded
-from ..attach.layers import PLAIN, Corrected, swapped
 
 #: Why the channels that a model returns are pinned.
 OUTPUT = "output of the model"
-
-
-@contextmanager
-def _plain_layers(model: nn.Module) -> Iterator[None]:
-    """Put plain layers in place of corrected ones, whose functions torch.export cannot look into."""
-    attached = [(module, type(module)) for module in model.modules() if isinstance(module, Corrected)]
-    for module, corrected in attached:
-        module.__class__ = swapped(corrected, PLAIN)
-    try:
-        yield
-    finally:
-        for module, corrected in attached:
-            module.__class__ = corrected
 
 
 @contextmanager
@@ -80,7 +66,7 @@ def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
     keywords = dict(example_input) if named else {}
     arguments = () if named else example_input if isinstance(example_input, tuple) else (example_input,)
     try:
-        with _plain_layers(model), _tensors_out(model) as reasons, warnings.catch_warnings(), torch.enable_grad():
+        with _tensors_out(model) as reasons, warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's, about itself
             return torch.export.export(model, arguments, keywords, strict=False), reasons
     except Exception as error:

@@ -209,12 +209,6 @@ def compare(call: Call) -> Any:
     return call.constants() if _is_zero(call["other"]) else call.pin_all()
 
 
-def heaviside(call: Call) -> Any:
-    """The sign of a number; the values at 0 are pinned."""
-    call.pin(call["values"])
-    return call.constants()
-
-
 def glu(call: Call) -> Any:
     """Gated unit a · sigmoid(b): the gate is pinned, the other half passes."""
     x = call.uses.activation(call.first)
@@ -251,7 +245,7 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     layer_rules.batch_norm: "batch_norm instance_norm",
     layer_rules.mixing_norm: "group_norm layer_norm rms_norm",
     layer_rules.weight_norm: "_weight_norm",
-    passes: "relu leaky_relu rrelu prelu abs neg positive dropout feature_dropout native_dropout rad2deg deg2rad",
+    passes: "relu leaky_relu rrelu prelu abs neg positive dropout feature_dropout native_dropout",
     identity: "to _to_copy clone contiguous detach alias type_as lift_fresh lift_fresh_copy",
     clamp: "clamp clamp_min clamp_max threshold",
     add: "add sub rsub maximum minimum",
@@ -279,7 +273,6 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     like: "expand_as view_as reshape_as",
     index: "index index_select",
     compare: "gt ge lt le eq ne",
-    heaviside: "heaviside",
     Call.constants: (
         "sign sgn zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones "
         "new_full new_empty sym_size sym_numel size _assert_tensor_metadata _assert_scalar _assert_async"
@@ -287,7 +280,7 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     glu: "glu",
     Call.pin_all: (
         "sigmoid tanh gelu silu softmax log_softmax hardtanh relu6 hardswish hardsigmoid mish elu selu celu softplus "
-        "log_sigmoid hardshrink softshrink exp expm1 log log1p log2 log10 sqrt rsqrt "
+        "heaviside log_sigmoid hardshrink softshrink exp expm1 log log1p log2 log10 sqrt rsqrt "
         "reciprocal square pow sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc norm linalg_vector_norm "
         "var std var_mean std_mean prod logsumexp cumprod floor ceil round trunc frac fmod remainder argmax argmin "
         "argsort sort topk alpha_dropout feature_alpha_dropout baddbmm "

@@ -84,16 +84,21 @@ def test_gradients_are_those_of_the_linear_layer_it_is(rule, shape):
 
 @pytest.mark.parametrize("wrapper", [Preconditioned, Whitened])
 def test_steps_measured_by_inputs_are_those_of_the_linear_layer_it_is(wrapper):
-    layer, linear, x = Conv1D(3, 4), nn.Linear(4, 3), torch.randn(2, 3, 4)
-    linear.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
-    start = layer.weight.detach().clone()
-    for each in (layer, linear):
-        optimizer = wrapper(torch.optim.SGD(each.parameters(), lr=0.1), each, damping=0.1)
-        each(x).square().sum().backward()
+    """Two of one shape, which a step takes together."""
+    layers, x = [Conv1D(3, 4), Conv1D(3, 4)], torch.randn(2, 3, 4)
+    linears = [nn.Linear(4, 3), nn.Linear(4, 3)]
+    for layer, linear in zip(layers, linears, strict=True):
+        linear.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
+    starts = [layer.weight.detach().clone() for layer in layers]
+    for pair in (layers, linears):
+        model = nn.ModuleList(pair)
+        optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, damping=0.1)
+        (pair[0](x).square() + pair[1](2 * x).exp()).sum().backward()
         optimizer.step()
-    assert relative_error(layer.weight - start, linear.weight.T - start) <= EXACT
-    assert relative_error(layer.bias, linear.bias) <= EXACT
-    assert relative_error(-0.1 * layer.weight.grad, layer.weight - start) > 1e-3
+    for layer, linear, start in zip(layers, linears, starts, strict=True):
+        assert relative_error(layer.weight - start, linear.weight.T - start) <= EXACT
+        assert relative_error(layer.bias, linear.bias) <= EXACT
+        assert relative_error(-0.1 * layer.weight.grad, layer.weight - start) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
 
 from ..._linalg.limits import check_count
 from ...attach.checks import no_such_module
@@ -136,11 +135,6 @@ def _no_samples(output: Any) -> str | None:
         return type(output).__name__
     if output.is_nested:  # as torch's TransformerEncoder makes of padded sequences in evaluation
         return "nested tensor"
-    inner = output
-    while _functorch.is_gradtrackingtensor(inner):
-        inner = _functorch.get_unwrapped(inner)
-    if _functorch.is_batchedtensor(inner):
-        return "tensor under vmap, whose numbers cannot be read"
     if not output.is_floating_point() or output.dim() < 2:
         return f"{output.dtype} tensor of shape {tuple(output.shape)}"
     return None

