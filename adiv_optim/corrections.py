@@ -106,18 +106,18 @@ class Correction(ABC):
 
 def _check_scales(name: str, scales: object, factors: Mapping[str, Tensor]) -> None:
     if not isinstance(scales, Mapping) or scales.keys() != factors.keys():
-        found = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
-        raise ValueError(f"{name} returned {found}; it was given, and must answer for, {sorted(factors)}.")
+        kind = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
+        raise ValueError(f"{name} returned {kind}; it was given, and must answer for, {sorted(factors)}.")
     for parameter, scale in scales.items():
         shape = factors[parameter].shape
         if isinstance(scale, Tensor) and scale.shape == shape and scale.is_floating_point():
             continue
-        kind = isinstance(scale, Tensor)
-        found = f"{scale.dtype} of shape {tuple(scale.shape)}" if kind else f"{scale!r} of type {type(scale).__name__}"
-        wanted = tuple(shape)
+        form = f"{scale!r} of type {type(scale).__name__}"
+        if isinstance(scale, Tensor):
+            form = f"{scale.dtype} of shape {tuple(scale.shape)}"
         raise ValueError(
-            f"{name} returned {found} for {parameter!r}; it must be a floating-point tensor of shape {wanted}, that of "
-            f"the factor: one scale for each row, such as torch.full_like(factors[{parameter!r}], …)."
+            f"{name} returned {form} for {parameter!r}; it must be a floating-point tensor of shape {tuple(shape)}, "
+            f"that of the factor: one scale for each row, such as torch.full_like(factors[{parameter!r}], …)."
         )
 
 
@@ -272,10 +272,10 @@ def check_correction(correction: object) -> Correction:
     """Return `correction`, or raise a TypeError with the value found and the value wanted."""
     if isinstance(correction, Correction):
         return correction
-    found = type(correction).__name__
+    kind = type(correction).__name__
     if isinstance(correction, type):
-        found = f"the class {correction.__name__}: write {correction.__name__}()"
+        kind = f"the class {correction.__name__}: write {correction.__name__}()"
     raise TypeError(
-        f"a correction must be an instance of adiv_optim.Correction, found {found}; pass Proportional(), "
+        f"a correction must be an instance of adiv_optim.Correction, found {kind}; pass Proportional(), "
         "Disproportional(), BatchIdeal(), or an instance of your own subclass, and the model before it."
     )

@@ -70,10 +70,10 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
         )
     _put(correction, layers)
     try:
-        found = correction_coverage(model, skipped)
+        reached = correction_coverage(model, skipped)
         if strict:
-            _refuse_plain(found)
-        _warn_of_reach(model, found)
+            _refuse_plain(reached)
+        _warn_of_reach(model, reached)
     except Exception:
         detach(model)
         raise
@@ -84,12 +84,12 @@ def extend(
     model: nn.Module, correction: Correction, parameters: Iterable[Tensor], *, skip: Skip = (), strict: bool = False
 ) -> None:
     """Put a model's correction on layers that came after `attach`: those that hold some of these parameters."""
-    held, skipped = set(map(id, parameters)), named_in_skip(model, skip, gone=True)
+    added, skipped = set(map(id, parameters)), named_in_skip(model, skip, gone=True)
     refuse_lazy("attach", model, skipped)
     layers = {
         path: layer
         for path, layer in _correctable(model, skipped).items()
-        if not isinstance(layer, Corrected) and any(id(parameter) in held for parameter in layer.parameters())
+        if not isinstance(layer, Corrected) and any(id(parameter) in added for parameter in layer.parameters())
     }
     _put(correction, layers)
     try:
@@ -199,9 +199,9 @@ def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
     return without_call.get(owner) or why_unknown_rows(owner) or complex_
 
 
-def _refuse_plain(found: Coverage) -> None:
+def _refuse_plain(coverage: Coverage) -> None:
     # A layer that is new may hold a gradient of before, and has not run.
-    plain = {path: why for path, why in found.skipped.items() if why != UNCALLED}
+    plain = {path: why for path, why in coverage.skipped.items() if why != UNCALLED}
     if plain:
         missed = "; ".join(f"{path} ({why})" for path, why in plain.items())
         raise ValueError(
@@ -210,15 +210,15 @@ def _refuse_plain(found: Coverage) -> None:
         )
 
 
-def _warn_of_reach(model: nn.Module, found: Coverage) -> None:
+def _warn_of_reach(model: nn.Module, coverage: Coverage) -> None:
     """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    found = without_frozen_or_skipped(found)
-    if found.elements and found.element_share < 0.5:
+    coverage = without_frozen_or_skipped(coverage)
+    if coverage.elements and coverage.element_share < 0.5:
         warn(
-            f"the correction reaches {found.element_share:.1%} of {sum(found.elements.values()):,} trainable elements; "
-            f"the rest keeps the plain gradient: {found.reasons()}. Make them layers of type "
+            f"the correction reaches {coverage.element_share:.1%} of {sum(coverage.elements.values()):,} trainable "
+            f"elements; the rest keeps the plain gradient: {coverage.reasons()}. Make them layers of type "
             f"{', '.join(plain.__name__ for plain in CORRECTED)}, correct them by jacobian.backward, or name "
-            "them in skip if that is meant."
+            "them in skip."
         )

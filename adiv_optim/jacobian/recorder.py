@@ -71,18 +71,11 @@ class _Recording:
         for parameter in self._trained[path] if self.constant else ():
             parameter.requires_grad_(mode)
 
-    def _refuse(self, path: str, reason: str, remedy: str) -> None:
-        if self.constant:
-            kind = type(self.layers[path]).__name__
-            raise ValueError(f"layer {path!r} ({kind}) {reason}{remedy} leave it out of `layers`.")
-        self.refused[path] = f"it {reason}"
-
     def _enter(self, path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = bool(args) and not kwargs and all(isinstance(arg, Tensor) for arg in args)
         if not tensors:
-            arguments = "with keyword or non-tensor arguments" if args or kwargs else "without arguments"
-            remedy = ", which have no per-sample Jacobian; pass tensors by position or"
-            self._refuse(path, f"was called {arguments}", remedy)
+            arguments = "with arguments other than tensors by position" if args or kwargs else "without arguments"
+            self.refused[path] = f"it was called {arguments}"
         # A copy: code behind the layer may work in place.
         inputs = tuple(arg.detach().clone() for arg in args) if tensors else None
         self._train(path, False)
@@ -94,11 +87,9 @@ class _Recording:
         self._train(path, True)
         inputs, states = self._within[path].pop()
         if not all(map(torch.equal, states, _random_states(layer))):
-            reason = "drew random numbers, which it would draw anew for every row"
-            self._refuse(path, reason, ": call model.eval() before, or")
+            self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
         if not isinstance(output, Tensor):
-            reason = f"returned {type(output).__name__}; only a layer that returns one tensor has rows"
-            self._refuse(path, reason, " to correct:")
+            self.refused[path] = f"it returned {type(output).__name__}; only a layer that returns one tensor has rows"
         elif inputs is not None and (self.constant or output.requires_grad):
             output = output if output.requires_grad else output.detach().requires_grad_()
             self.calls.append((path, inputs, output))
@@ -126,6 +117,9 @@ def differentiate(
     arguments = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
     with torch.enable_grad(), recording.within_hooks():
         output = model(*map(_copied, arguments), **{name: _copied(each) for name, each in named.items()})
+        for path, reason in recording.refused.items() if constant else ():
+            label = f"layer {path!r} ({type(layers[path]).__name__})"
+            raise ValueError(f"{label} has no Jacobian: {reason}; leave it out of `layers`.")
         loss = _checked(loss_fn(output, targets))
         recorded = list(recording.calls)
         outputs = [output for *_, output in recorded]
