@@ -221,7 +221,7 @@ class BatchIdeal(Correction):
         >>> weight = torch.zeros(1, 2, requires_grad=True)
         >>> rule = BatchIdeal(damping=0.0, per_sample=False)
         >>> functional.linear(x, weight, None, rule).backward(torch.tensor([[1.0], [3.0]]))
-        >>> (x @ weight.grad.T).flatten().round(decimals=3)  # what a step of -1 removes from each output: g itself
+        >>> (x @ weight.grad.T).flatten().round(decimals=3)  # a step of -1 removes g itself from each output
         tensor([1., 3.])
     """
 

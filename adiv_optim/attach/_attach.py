@@ -117,7 +117,7 @@ def _put(correction: Correction, layers: Mapping[str, nn.Module]) -> None:
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take every correction off a model, in place; classes and attributes are what they were before `attach`.
+    """Take every correction off a model, in place; classes and attributes are those of before `attach`.
 
     Returns:
         The same model. One without corrections is returned as it is.
@@ -134,7 +134,7 @@ def coverage(model: nn.Module) -> Coverage:
 
     A parameter is treated by the correction of its layer, once that has run. One that several modules share is listed
     once; if only some of them are corrected layers it is "corrected … in part", and the part of the others in its
-    gradient is plain. What a wrapper of coordinates does is said by the wrapper's own `coverage()`.
+    gradient is plain. A wrapper of coordinates has a `coverage()` of its steps.
 
     A program that also uses a weight without calling its layer, as in x @ layer.weight or a penalty on the weights,
     adds plain gradient to it; the modules do not tell, and the parameter is reported as corrected.

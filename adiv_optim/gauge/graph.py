@@ -183,7 +183,7 @@ class ChannelGraph:
         if log_scales.shape != (self.free,):
             raise ValueError(
                 f"log_scales has shape {tuple(log_scales.shape)}, but the graph has {self.free} free channels; "
-                "pass what random_gauge or network_scales returned for this graph."
+                "pass the result of random_gauge or network_scales for this graph."
             )
 
     def __str__(self) -> str:

@@ -224,7 +224,7 @@ def _both_ways(call: Call) -> list[tuple[Value, Value]]:
 
 def _joined(call: Call) -> Any:
     first, second = call.ids(call["self"]), call.ids(call["other"])
-    call.channels.join(first, second, f"shares its scale with what is pinned, through {call.label}")
+    call.channels.join(first, second, f"shares its scale with a pinned one, through {call.label}")
     return call.result(torch.broadcast_tensors(first, second)[0])
 
 

@@ -53,7 +53,7 @@ class Replacement(NamedTuple):
     Args:
         path: of the old layer in the model, the first one if it stands in several places.
         old: the layer that goes.
-        new: the layer that comes, holding what it takes over.
+        new: the layer in its place, with the parameters that it takes over.
         dropped: the old layer's parameters and buffers that the new one has at most copies of.
         added: parameters that only the new layer has; an optimizer that was built before does not train them.
 
@@ -125,7 +125,7 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
                 parent._modules[name] = replaced[child]
                 if isinstance(parent, nn.TransformerEncoderLayer):
                     # In evaluation its fast path computes torch's own layer from the weights, past any replacement.
-                    # This flag is what it asks first.
+                    # It asks for this flag first.
                     parent.activation_relu_or_gelu = 0
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and not all(
@@ -249,7 +249,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _built(path: str, layer: nn.Module, factory: Factory, model: nn.Module) -> Replacement:
-    """Build the replacement of a layer, and say what it drops and adds."""
+    """Build the replacement of a layer, and list the parameters that it drops and adds."""
     constructor = factory.func if isinstance(factory, partial) else factory
     new = _constructed(path, layer, factory, model) if isinstance(constructor, type) else factory(layer)
     if not isinstance(new, nn.Module):

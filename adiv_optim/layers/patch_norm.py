@@ -135,7 +135,7 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
 
     Raises:
         ValueError: an unknown form; `alpha` 0; `beta` 0 (affine-like) or outside (-1, 1) (norm-like); in the latter
-            `eps` negative; and what torch.nn.Conv2d raises.
+            `eps` negative; and the errors of torch.nn.Conv2d.
 
     Example:
         >>> import torch
@@ -199,7 +199,7 @@ class PatchNormConvTranspose2d(_PatchNormConvTranspose, nn.ConvTranspose2d):
         As torch.nn.ConvTranspose2d; `forward` takes its `output_size` too.
 
     Raises:
-        ValueError: as `PatchNormConv2d`, and what torch.nn.ConvTranspose2d raises.
+        ValueError: as `PatchNormConv2d`, and the errors of torch.nn.ConvTranspose2d.
 
     Example:
         >>> import torch
