@@ -141,6 +141,20 @@ def test_rooms_stand_above_each_other():
     assert find_cycle(rooms(graph_of_all())) is None
 
 
+LEAVES = {"diagnostics", "gauge", "jacobian", "layers"}
+
+
+def test_the_core_imports_no_leaf_but_for_the_wrapper_of_gauges():
+    arrows = {
+        (name, target)
+        for name, targets in graph_of_all().items()
+        for target in targets
+        if name.startswith("adiv_optim.") and name.split(".")[1] not in LEAVES
+        if target.count(".") and target.split(".")[1] in LEAVES
+    }
+    assert arrows == {("adiv_optim.optim.unit_consistent", "adiv_optim.gauge")}
+
+
 def test_rooms_that_import_each_other_are_found(tmp_path):
     sources = {"up.a": "from ..down import c", "up.b": "", "down.c": "", "down.d": "from ..up.b import f"}
     files = {f"adiv_optim.{name}": tmp_path / f"{name}.py" for name in sources}
