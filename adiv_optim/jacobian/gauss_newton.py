@@ -15,8 +15,10 @@ from .modules import mixes_samples
 from .solver import solver
 from .terms import Parameters, Term, Terms, check_memory
 
-#: A step has to lower the loss by this share of it, or the damping rises.
-LEAST_FALL = 0.005
+#: A step that lowers the loss by less than this share of it is tried again with more damping.
+ENOUGH = 0.005
+#: A step that lowers it by less than this share is not taken: it may be rounding.
+LEAST_FALL = 1e-6
 #: The damping rises to this at most: a step is then along the gradient.
 MOST_DAMPING = 1e6
 #: The root of the damping is at least so many times the precision of the type, below which singular values are
@@ -36,6 +38,7 @@ class _Try(NamedTuple):
     """A step that was tried."""
 
     loss: Tensor
+    damping: float
     alpha: float
     parameters: Parameters
 
@@ -61,10 +64,11 @@ class GaussNewton(Optimizer):
     It pays where a loss is cheap to evaluate and stiff to lower: nonlinear differential equations and their inverse
     problems, with small networks and about as many residuals as parameters. Its page says where it does not.
 
-    No learning rate and no damping are to be tuned. α is 1, ½, ¼ … while the loss falls. If the best of them does not
-    lower it by 0.5 %, the damping is multiplied by 10 and the step is solved again. For the next step it is divided by
-    10 after α ≥ ¼ and multiplied by 3 after α ≤ 1/16; its root is never below 64 × the precision of the type. Where no
-    step lowers the loss by 0.5 %, the weights and the damping stay as they were.
+    No learning rate and no damping are to be tuned. α is 1, ½, ¼ … until the loss is below the present one and falls no
+    more. If it is not lower by 0.5 %, the damping is multiplied by 10 and the step is solved again, until the loss
+    falls less than before. For the next step the damping is divided by 10 after α ≥ ¼ and multiplied by 3 after
+    α ≤ 1/16; its root is never below 64 × the precision of the type. Where no step lowers the loss by a millionth, the
+    weights and the damping stay as they were.
 
     A step needs about :math:`b\,(nP + \max(3cP, 2nP + 2m^2))` bytes for n residuals and P parameters of b bytes each,
     with m the smaller of the two, where c is n, or the residuals of `chunk_size` samples; what these keep for their
@@ -143,15 +147,15 @@ class GaussNewton(Optimizer):
         jacobian = residuals.jacobian(before, self.chunk_size)
         floor = (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2
         start = min(max(start, floor), MOST_DAMPING)
-        best, damping, tries = self._search(residuals, before, jacobian, r, loss, start)
+        best, tries = self._search(residuals, before, jacobian, r, loss, start)
         if best is not None:
             for name, parameter in trained.items():
                 parameter.copy_(best.parameters[name])
-            group["damping"] = max(floor, damping * _change(best.alpha))
+            group["damping"] = max(floor, best.damping * _change(best.alpha))
         self._metrics = {
             "loss_before": loss.item(),
             "loss_after": (loss if best is None else best.loss).item(),
-            "damping": damping,
+            "damping": start if best is None else best.damping,
             "alpha": 0.0 if best is None else best.alpha,
             "tries": float(tries),
         }
@@ -159,42 +163,55 @@ class GaussNewton(Optimizer):
 
     def _search(
         self, residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, loss: Tensor, damping: float
-    ) -> tuple[_Try | None, float, int]:
-        """The first step, as the damping rises, that lowers the loss enough; its damping, and how many were solved."""
+    ) -> tuple[_Try | None, int]:
+        """The step to take, and how many were solved: the damping rises until the loss falls enough, or falls less."""
         level, tries = jacobian.square().sum().item() / len(r), 0
         if not math.isfinite(level):
             raise RuntimeError(
                 "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
                 "derivative, such as a root at 0."
             )
-        while level > 0 and loss > 0:
+        best: _Try | None = None
+        while level > 0 and loss > 0 and damping <= MOST_DAMPING:
             tries += 1
-            best = self._best(residuals, before, jacobian, r, damping * level)
-            if best is not None and best.loss <= (1 - LEAST_FALL) * loss:
-                return best, damping, tries
-            if damping * 10 > MOST_DAMPING:
-                break
+            lowest = self._lowest(residuals, before, jacobian, r, loss, damping, level)
+            if lowest is not None:
+                if best is not None and not lowest.loss < best.loss:
+                    break
+                best = lowest
+                if best.loss <= (1 - ENOUGH) * loss:
+                    break
             damping *= 10
-        return None, damping, tries
+        is_fall = best is not None and best.loss <= (1 - LEAST_FALL) * loss
+        return best if is_fall else None, tries
 
-    def _best(self, residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, ridge: float) -> _Try | None:
-        """The lowest of the losses at the whole step, its half, its quarter …, while they fall."""
-        solve = solver(jacobian, ridge)
+    def _lowest(
+        self,
+        residuals: Terms,
+        before: Parameters,
+        jacobian: Tensor,
+        r: Tensor,
+        loss: Tensor,
+        damping: float,
+        level: float,
+    ) -> _Try | None:
+        """The lowest loss, below the present, at the whole step, its half, its quarter …, before they rise."""
+        solve = solver(jacobian, damping * level)
         step = solve(r)
         bend = (residuals.evaluate(_moved(before, TRIAL * step)) - r) / TRIAL + jacobian @ step
         acceleration = solve(2 / TRIAL * bend)
         if not acceleration.isfinite().all():  # the trial move leads out of the domain; the step may not
             acceleration = torch.zeros_like(step)
-        best: _Try | None = None
+        lowest: _Try | None = None
         for halving in range(HALVINGS):
             alpha = 0.5**halving
             moved = _moved(before, alpha * step + alpha**2 / 2 * acceleration)
-            loss = residuals.evaluate(moved).square().sum() / 2
-            if best is not None and not loss < best.loss:
-                return best
-            if loss.isfinite():
-                best = _Try(loss, alpha, moved)
-        return best
+            reached = residuals.evaluate(moved).square().sum() / 2
+            if reached < (loss if lowest is None else lowest.loss):
+                lowest = _Try(reached, damping, alpha, moved)
+            elif lowest is not None:
+                break
+        return lowest
 
     def _check_mode(self) -> None:
         device = self.param_groups[0]["params"][0].device.type
@@ -215,7 +232,7 @@ class GaussNewton(Optimizer):
     def metrics(self) -> dict[str, float]:
         """Numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries; none before it.
 
-        alpha is 0 where no step lowered the loss by 0.5 %, and the weights are as they were.
+        alpha is 0 where no step lowered the loss by a millionth of it, and the weights are as they were.
         """
         return dict(self._metrics)
 

@@ -147,34 +147,34 @@ def test_solution_is_as_exact_as_the_jacobian(shape):
 def by_rule(model, terms, damping):
     """The rule of the docstring, by the plainest means: loss before, damping used, step length, tries, next damping."""
     twin, (r, jacobian) = copy.deepcopy(model), by_loop(model, terms)
-    loss, before, tries = r.square().sum() / 2, weights(model), 0
-    while True:
-        tries += 1
+    present, start, tried = r.square().sum().item() / 2, weights(model), []
+    while not tried or (tried[-1][0] > 0.995 * present and damping < 1e6):
+        damping *= 10 if tried else 1
         step, acceleration = along(twin, terms, by_rows(r, jacobian, damping))
-        losses = []
-        while len(losses) < 2 or losses[-1] < losses[-2]:
-            alpha = 0.5 ** len(losses)
-            moved = before - alpha * step - alpha**2 / 2 * acceleration
-            nn.utils.vector_to_parameters(moved, model.parameters())
+        losses = [present]  # at 1, ½, ¼ …
+        while len(losses) < 3 or losses[-2] >= present or losses[-1] < losses[-2]:
+            alpha = 2.0 ** (1 - len(losses))
+            nn.utils.vector_to_parameters(start - alpha * step - alpha**2 / 2 * acceleration, model.parameters())
             losses.append(Stacked(model, terms)(None).square().sum().item() / 2)
-        best = len(losses) - 2
-        if losses[best] <= 0.995 * loss:
+        tried.append((losses[-2], damping, 2 * alpha, start - 2 * alpha * step - 2 * alpha**2 * acceleration))
+        if len(tried) > 1 and tried[-1][0] >= tried[-2][0]:
+            tried, count = tried[:-1], len(tried)
             break
-        damping *= 10
-    alpha = 0.5**best
-    nn.utils.vector_to_parameters(before - alpha * step - alpha**2 / 2 * acceleration, model.parameters())
-    return loss.item(), damping, alpha, tries, damping * (0.1 if best <= 2 else 3 if best >= 4 else 1)
+        count = len(tried)
+    _, damping, alpha, reached = tried[-1]
+    nn.utils.vector_to_parameters(reached, model.parameters())
+    return present, damping, alpha, count, damping * (0.1 if alpha >= 0.25 else 3 if alpha <= 0.0625 else 1)
 
 
 def test_rule_is_that_of_a_plain_loop():
     seen = set()
-    for seed in range(4):
+    for seed in range(5):
         torch.manual_seed(seed)
         model = network()
         nn.init.normal_(model[0].weight, std=3.0)
-        twin, terms, damping = copy.deepcopy(model), equation(12, 8), 1e-5
+        twin, terms, damping = copy.deepcopy(model), equation(12, 8), 10.0 ** -(1 + 2 * seed)
         optimizer = GaussNewton(model, damping=damping)
-        for _ in range(8):
+        for _ in range(6):
             optimizer.step(terms)
             loss, used, alpha, tries, damping = by_rule(twin, terms, damping)
             metrics = optimizer.metrics()
@@ -184,8 +184,8 @@ def test_rule_is_that_of_a_plain_loop():
             assert optimizer.param_groups[0]["damping"] == pytest.approx(damping)
             assert torch.allclose(weights(model), weights(twin), rtol=1e-5, atol=1e-6)
             nn.utils.vector_to_parameters(weights(model), twin.parameters())  # rounding stays apart
-            seen |= {("halved", alpha < 1), ("timid", alpha < 0.25), ("rose", tries > 1)}
-    assert seen == {(name, way) for name in ("halved", "timid", "rose") for way in (True, False)}
+            seen |= {("halved", alpha < 1), ("timid", alpha <= 0.0625), ("rose", tries > 1), ("bold", alpha >= 0.25)}
+    assert seen == {(name, way) for name in ("halved", "timid", "rose", "bold") for way in (True, False)}
 
 
 def test_a_step_that_cannot_lower_the_loss_leaves_the_weights_bit_for_bit():
