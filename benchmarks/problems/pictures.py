@@ -68,6 +68,7 @@ class Network(NamedTuple):
 NETWORKS = {
     "relu": Network(10, 28),
     "he": Network(10, 28, linear=he_linear, about="ReLU, He's initialisation"),
+    "deep": Network(20, 28),
     "fourier": Network(10, 28, frequencies=32),
     "siren": Network(5, 128, activation=Sine, linear=siren_linear, about="sines"),
     "wide": Network(5, 256, frequencies=32),

@@ -76,6 +76,7 @@ _PLAIN = _arms(["none"], ["adam", "soap"], ["none", "whitened"])
 INITIALISATION: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
     ("relu", 64, None, 500): ([*_PLAIN, *_FREE], 10),
     ("he", 64, None, 500): (_PLAIN, 10),
+    ("deep", 64, None, 500): ([*_PLAIN[:2], Arm("batchnorm", "adam", "none")], 5),
 }
 
 
@@ -84,7 +85,7 @@ class PictureOptions(Training):
     """Options of these studies."""
 
     network: str | None = None
-    """this one alone: relu, he, fourier, siren or wide"""
+    """this one alone: relu, he, deep, fourier, siren or wide"""
     trials: int = 10
     """that choose an arm's learning rate and damping"""
     crops: int | None = None
@@ -116,7 +117,7 @@ STUDIES = {
         smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
     "initialisation": Study(
-        "the same by He's initialisation, and whitened without graft_norm",
+        "the same by He's initialisation, of twenty layers, and whitened without graft_norm",
         partial(_run, protocols=INITIALISATION, tuned_on=ORDINARY), report, PictureOptions(), makes=[Recipe(0.5)],
         smoke="--network he --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
