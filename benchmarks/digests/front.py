@@ -43,8 +43,8 @@ def _front(stores: Stores, name: str, folder: Path) -> Section:
     muon = _mean(stores, "cnn-pool-tuned", {"method": "none", "optimizer": "muon"})
     caption = (
         "Pictures: PSNR after equal time, the mean of ten others. Networks: test accuracy on CIFAR-10, the mean of "
-        f"five seeds, after equal epochs and not equal time; Muon alone trains that CNN to {muon:.1f} %. A price is "
-        "that of a step, in steps of the optimizer alone."
+        f"five seeds, after equal epochs and not equal time, with more trials for the wrapped; Muon alone trains that "
+        f"CNN to {muon:.1f} %. A price is that of a step, in steps of the optimizer alone."
     )
     return Section([Table(["you have", "write", "alone → wrapped", "price"], rows), caption])
 

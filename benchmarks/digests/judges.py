@@ -1,4 +1,4 @@
-"""How results judge a claim: ahead (of the best of several, or in pairs), level, slope, or a function of its own.
+"""How results judge a claim: ahead (of the best of several, or in pairs), no worse, slope, or a function of its own.
 
 A judge takes the stores and a claim, which says what to compare, and returns a finding, by scipy's tests.
 """
@@ -115,13 +115,10 @@ def ahead(stores: Stores, claim: Claim) -> Finding:
     return lead(sample(stores, claim.files, claim.own), others, measure)
 
 
-def level(stores: Stores, claim: Claim, *, or_ahead: bool = False) -> Finding:
-    """Own is within the margin of the other, or ahead, if that will do as well."""
+def no_worse(stores: Stores, claim: Claim) -> Finding:
+    """Own is ahead of the other, or within the margin."""
     ours, theirs = (sample(stores, claim.files, settings) for settings in (claim.own, *claim.others))
-    return within(ours, theirs, claim.margin, measure_of(stores, claim.files), or_ahead=or_ahead)
-
-
-level_or_ahead = partial(level, or_ahead=True)
+    return within(ours, theirs, claim.margin, measure_of(stores, claim.files))
 
 
 def slope(stores: Stores, claim: Claim, *, sign: int) -> Finding:
@@ -148,30 +145,18 @@ def lead(ours: Sample, others: Mapping[str, Sample], measure: Measure) -> Findin
     return significant(holds, difference.p, figure, difference.n, measure.amount(difference).text)
 
 
-def within(ours: Sample, theirs: Sample, margin: float, measure: Measure, *, or_ahead: bool = False) -> Finding:
-    """The 95 % interval of the difference lies within a margin, or wherever it is better, if that will do as well.
+def within(ours: Sample, theirs: Sample, margin: float, measure: Measure) -> Finding:
+    """The 95 % interval of the difference lies above where ours are behind by a margin.
 
-    Outside of it the claim does not hold. Between the two a difference may still be there. The p is of the verdict, as
-    small as 0.05 where the interval ends at the margin: twice the greater of two one-sided tests, or, where the claim
-    does not hold, twice that of the side on which it fails.
+    Below it the claim does not hold. The p is of the verdict, as small as 0.05 where the interval ends at the margin:
+    twice that of the one-sided test.
     """
     sign = -1 if measure.is_lower_better else 1
-
-    def beyond(bound: float) -> float:
-        """One-sided p against ours being ahead by no more than a bound."""
-        shifted, fixed = [sign * value - bound for value in ours], [sign * value for value in theirs]
-        return float(ttest_ind(shifted, fixed, equal_var=False, alternative="greater").pvalue)
-
-    behind, ahead_of = beyond(-margin), 0.0 if or_ahead else 1 - beyond(margin)
-    inside = 2 * max(behind, ahead_of)
-    outside = 2 * min(1 - behind, 1 - ahead_of)
-    holds = True if inside < SIGNIFICANT else False if outside < SIGNIFICANT else None
-    difference = welch(ours, theirs)
-    least, most = sorted(sign * end for end in (difference.low, difference.high))  # how far ours may be ahead
-    word = "" if holds is not None else "worse" if most < 0 else "better" if least > 0 else ""
-    p = outside if holds is False else min(1.0, inside)
-    text = measure.amount(difference).text
-    return Finding(holds, _means(ours, theirs, measure), difference.n, f"{p:.2g}", word, text)
+    shifted, fixed = [sign * value + margin for value in ours], [sign * value for value in theirs]
+    behind = float(ttest_ind(shifted, fixed, equal_var=False, alternative="greater").pvalue)
+    p, difference = min(1.0, 2 * min(behind, 1 - behind)), welch(ours, theirs)
+    figure, text = _means(ours, theirs, measure), measure.amount(difference).text
+    return significant(behind < 0.5, p, figure, difference.n, text)
 
 
 def in_pairs(own: Mapping[Any, float], other: Mapping[Any, float], measure: Measure) -> Finding:

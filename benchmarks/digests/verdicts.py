@@ -1,6 +1,7 @@
 """Every claim of the papers and of this library, in a line each, judged by the committed results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 from ..catalogue import RECIPES
 from ..core.store import Store
 from ..core.study import Digest
-from ..core.tables import SIGNIFICANT, Row, Section, Table, exact
+from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, markdown
 from .claims import CLAIMS
 from .judges import Claim, Finding
 from .reached import trials
@@ -74,20 +75,8 @@ class Verdict(NamedTuple):
 
 
 LIBRARY = "This library"
-_HEADER = [
-    "of",
-    "claim",
-    "against",
-    "n",
-    "trials",
-    "difference (95 %)",
-    "Holm's p",
-    "verdict",
-    "figure",
-    "p",
-    "results",
-]
-_HEADER += ["what would decide it"]
+_SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "Holm's p"]
+_HEADER = ["of", *_SHOWN, "verdict", "figure", "p", "results", "what would decide it"]
 #: Verdict → what a table is headed by, and the name of its file.
 _TABLES = {True: ("Holds", "hold"), False: ("Does not hold", "refuted"), None: ("Undecided", "undecided")}
 
@@ -112,20 +101,25 @@ def verdicts(stores: Mapping[str, Store]) -> list[Verdict]:
     ]
 
 
+def _on_page(rows: Iterable[Row]) -> str:
+    """A table with a row for all rivals that a claim has."""
+    shown = [[cell.text if isinstance(cell, Cell) else cell for cell in row[1 : len(_SHOWN) + 1]] for row in rows]
+    columns = [list(zip(*same, strict=True)) for same in grouped(shown, itemgetter(0)).values()]
+    return markdown(_SHOWN, [[("; ".join(c) if len(set(c)) > 1 else c[0]) for c in each] for each in columns])
+
+
 def _section(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """How many claims of every source hold, and for each verdict a line for each of its claims."""
-    every, counts = verdicts(stores), list[Row]()
-    for source in CLAIMS:
-        counts.append([
-            source, *(exact(sum(v.source == source and v.holds is holds for v in every)) for holds in _TABLES)
-        ])  # fmt: skip
-    parts = [Table(["source", "hold", "do not", "undecided"], counts, name="counts")]
-    for holds, (heading, file) in _TABLES.items():
-        rows = [v for v in every if v.holds is holds]
-        # A page shows what tests decide.
-        shown = [v.corrected is not None for v in rows] if holds is not None else []
-        parts.append(Table(_HEADER, [v.row for v in rows], shown, file, heading))
-    return Section(parts)
+    """How many claims of every source hold, what tests decide, and a file for each verdict with all its claims."""
+    every = verdicts(stores)
+    counts: list[Row] = [
+        [source, *(exact(sum(v.source == source and v.holds is holds for v in every)) for holds in _TABLES)]
+        for source in CLAIMS
+    ]
+    by_verdict = {holds: [v for v in every if v.holds is holds] for holds in _TABLES}
+    pages = [f"**{_TABLES[holds][0]}**\n\n{_on_page(v.row for v in by_verdict[holds] if v.corrected is not None)}"
+             for holds in (True, False)]  # fmt: skip
+    files = [Table(_HEADER, [v.row for v in by_verdict[holds]], [], file) for holds, (_, file) in _TABLES.items()]
+    return Section([*pages, Table(["source", "hold", "do not", "undecided"], counts, [], "counts"), *files])
 
 
 #: Without these there is little to judge: one's own runs want no verdicts.

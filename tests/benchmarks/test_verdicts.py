@@ -9,12 +9,12 @@ from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.store import Store
-from benchmarks.core.tables import spearman
+from benchmarks.core.tables import exact, spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
-from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, level, rises, within
+from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, no_worse, rises, within
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
-from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, holm, trials_of, whole_p
+from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, holm, trials_of, whole_p
 
 from .conftest import result
 
@@ -68,7 +68,7 @@ def test_a_verdict_is_holms_but_of_losses_of_this_library():
     assert [holds("This library", False, p) for p in (0.01, 0.2, None)] == [False, False, False]
     assert [holds("Bird 2025", False, p) for p in (0.01, 0.2, None)] == [False, None, False]
     assert holds("This library", None, 0.01) is None
-    claim = Claim("claim", "cnn", level, against="rival")
+    claim = Claim("claim", "cnn", no_worse, against="rival")
     row = Verdict("Bird", claim, Finding(True, n="3, 3", word="worse"), 0.2, "4, 5").row
     assert list(row[:5]) == ["Bird", "Bird: claim", "rival", "3, 3", "4, 5"]
     assert row[7] == "Undecided, worse, by its own p it holds"
@@ -90,34 +90,27 @@ NEAR, BEHIND = [50.5, 51.0, 51.5], [48.5, 49.0, 49.5]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "margin", "options", "holds", "word"),
+    ("ours", "theirs", "margin", "measure", "holds"),
     [
-        (HIGH, NEAR, 5.0, {}, True, ""), (HIGH, LOW, 1.0, {}, False, ""), (HIGH, WIDE, 5.0, {}, None, ""),
-        (HIGH, LOW, 1.0, {"or_ahead": True}, True, ""), (HIGH, NEAR, 5.0, {"or_ahead": True}, True, ""),
-        (LOW, HIGH, 1.0, {"or_ahead": True}, False, ""), (HIGH, WIDE, 5.0, {"or_ahead": True}, None, ""),
-        (LOW, HIGH, 1.0, {"or_ahead": True, "measure": NATS}, True, ""),
-        (BEHIND, NEAR, 2.0, {}, None, "worse"), (NEAR, BEHIND, 2.0, {}, None, "better"),
-        (BEHIND, NEAR, 2.0, {"measure": NATS}, None, "better"),
+        (HIGH, LOW, 1.0, ACCURACY, True), (HIGH, NEAR, 5.0, ACCURACY, True), (LOW, HIGH, 1.0, ACCURACY, False),
+        (HIGH, WIDE, 5.0, ACCURACY, None), (LOW, HIGH, 1.0, NATS, True), (BEHIND, NEAR, 2.0, ACCURACY, None),
     ],
 )  # fmt: skip
-def test_level_is_an_interval_within_the_margin_and_a_difference_is_named(ours, theirs, margin, options, holds, word):
-    finding = within(ours, theirs, margin, **{"measure": ACCURACY, **options})
-    assert (finding.holds, finding.word) == (holds, word)
+def test_no_worse_is_an_interval_above_the_margin(ours, theirs, margin, measure, holds):
+    assert within(ours, theirs, margin, measure).holds is holds
 
 
 @pytest.mark.parametrize("measure", [ACCURACY, NATS])
-def test_p_of_level_is_as_small_as_a_twentieth_where_the_interval_ends_at_the_margin(measure):
+def test_p_of_no_worse_is_as_small_as_a_twentieth_where_the_interval_ends_at_the_margin(measure):
     ours, theirs = [50.0, 50.7, 51.1, 50.4], [52.9, 53.2, 53.0, 53.6]
     own, other = (theirs, ours) if measure is NATS else (ours, theirs)
     ends = stats.ttest_ind(own, other, equal_var=False).confidence_interval(0.95)
     far, near = sorted(map(abs, ends), reverse=True)
-    behind = within(own, other, far, measure=measure)
-    assert float(behind.p) == pytest.approx(0.05)
-    assert within(own, other, far, measure=measure, or_ahead=True).p == behind.p
-    assert float(within(own, other, 0.999 * near, measure=measure).p) == pytest.approx(0.05, abs=1e-3)
-    assert within(own, other, 0.999 * near, measure=measure).holds is False
-    assert within(own, other, 1.001 * far, measure=measure).holds is True
-    assert within(other, own, near, measure=measure, or_ahead=True).holds is True
+    for end in (far, near):
+        assert float(within(own, other, end, measure).p) == pytest.approx(0.05)
+    assert within(own, other, 0.999 * near, measure).holds is False
+    assert within(own, other, 1.001 * far, measure).holds is True
+    assert within(other, own, near, measure).holds is True
 
 
 def test_no_run_is_chosen_by_test_accuracy(tmp_path):
@@ -264,3 +257,9 @@ def test_lead_along_widths_is_of_the_places_that_the_claim_is_about_and_never_of
         along(partial(special.along, keep=lambda panel, place: place > 64))
     with pytest.raises(LookupError, match="fig4"):
         along(activation="identity")
+
+
+def test_a_page_has_one_row_for_all_rivals_of_a_claim():
+    rows = [["of", "A", rival, "5", "4, 4", difference, "0.1"] for rival, difference in (("x", "+1"), ("y", "+2"))]
+    table = _on_page([*rows, ["of", "B", "x", "3", "", "+1", exact(0.25)], ["of", "A", "z", "5", "4, 4", "+1", "0.1"]])
+    assert table.splitlines()[2:] == ["| A | x; y; z | 5 | 4, 4 | +1; +2; +1 | 0.1 |", "| B | x | 3 |  | +1 | 0.25 |"]
