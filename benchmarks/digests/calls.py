@@ -181,7 +181,7 @@ def _behind_features(name: str) -> Price:
 CALLS = [
     *_fields("picture, Fourier features, equal time", "fourier", {"time_of": STEPS, "held_out": None},
         "adam muon soap", "adam soap", _behind_features),
-    *_fields("picture, ReLU alone", "initialisation", {"network": "relu"}, "adam soap", "", _in_turn,
+    *_fields("picture, ReLU alone", "initialisation", {"network": "relu"}, "", "", _in_turn,
         optimizers="adam soap"),
     *_fields("picture, ReLU, He's initialisation", "initialisation", {"network": "he"}, "adam soap", "", _in_turn,
         optimizers="adam soap"),

@@ -130,6 +130,8 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
         f"poisson-{optimizer}": ("{times:.1f}", solved(arm(optimizer, "whitened"), arm(optimizer)))
         for optimizer in ("adam", "muon", "soap")
     },
+    "deep": ("{loss:.1f} dB ({p})", leads(
+        "initialisation", arm("adam", "whitened"), {**arm("adam"), "norm": "batchnorm"}, network="deep")),
     "columns": ("{times:.1f} times", leads(
         "tabular", arm("soap", "whitened"), {**arm("soap"), "norm": "columns"},
         data_set={f"{name}-10000" for name in DRAWN})),
