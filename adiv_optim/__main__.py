@@ -11,22 +11,22 @@ from . import __version__
 
 #: What the benchmarks use or compare with, and the trainers of others; pyproject's extras bench, peers, integration.
 OPTIONAL = (
-    "torchvision", "matplotlib", "pandas", "rich", "scikit-learn", "scipy", "seaborn", "tyro", "opacus", "isaac",
-    "schedulefree", "pytorch_optimizer", "singd", "torch-levenberg-marquardt", "accelerate", "lightning", "tensorboard",
-    "timm", "transformers", "wandb", "deepxde", "keras", "neuraloperator", "pina-mathlab", "skorch",
+    "torchvision", "matplotlib", "numpy", "pandas", "rich", "scikit-learn", "scipy", "seaborn", "tyro", "opacus",
+    "isaac", "schedulefree", "pytorch_optimizer", "singd", "torch-levenberg-marquardt", "accelerate", "lightning",
+    "tensorboard", "timm", "transformers", "wandb", "deepxde", "keras", "neuraloperator", "pina-mathlab", "skorch",
     "stable-baselines3", "torch_geometric", "zuko",
 )  # fmt: skip
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Yield name and finding, what takes longest last."""
+    """Yield name and finding; the slowest is the last."""
     yield "adiv_optim", __version__
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
     yield "platform", platform.platform()
     yield "torch", torch.__version__
     yield "GPU", _gpus()
     yield "threads", f"{torch.get_num_threads()}"
-    for name in ("numpy", *OPTIONAL):
+    for name in OPTIONAL:
         yield name, installed(name)
     yield "torch.compile", _compiles()
 
@@ -49,7 +49,7 @@ def installed(distribution: str) -> str:
 def _compiles() -> str:
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(2, device="cuda" if torch.cuda.is_available() else "cpu"))
-    except Exception as error:  # whatever it is, the report is to say so
+    except Exception as error:  # the report names any failure
         return f"fails: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return "works"
 

@@ -100,25 +100,24 @@ class Correction(ABC):
         """
         factors = rows.factors()
         scales = self.scales(factors)
-        if type(self).scales.__module__ != __name__:  # the rules of this file answer for what they are given
-            _check_scales(f"{rows.label}: {type(self).__name__}.scales", scales, factors)
+        _check_scales(f"{rows.label}: {type(self).__name__}.scales", scales, factors)
         return rows.contract(scales)
 
 
 def _check_scales(name: str, scales: object, factors: Mapping[str, Tensor]) -> None:
     if not isinstance(scales, Mapping) or scales.keys() != factors.keys():
-        found = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
-        raise ValueError(f"{name} returned {found}; it was given, and must answer for, {sorted(factors)}.")
+        kind = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
+        raise ValueError(f"{name} returned {kind}; it was given, and must answer for, {sorted(factors)}.")
     for parameter, scale in scales.items():
         shape = factors[parameter].shape
         if isinstance(scale, Tensor) and scale.shape == shape and scale.is_floating_point():
             continue
-        kind = isinstance(scale, Tensor)
-        found = f"{scale.dtype} of shape {tuple(scale.shape)}" if kind else f"{scale!r} of type {type(scale).__name__}"
-        wanted = tuple(shape)
+        form = f"{scale!r} of type {type(scale).__name__}"
+        if isinstance(scale, Tensor):
+            form = f"{scale.dtype} of shape {tuple(scale.shape)}"
         raise ValueError(
-            f"{name} returned {found} for {parameter!r}; it must be a floating-point tensor of shape {wanted}, that of "
-            f"the factor: one scale for each row, such as torch.full_like(factors[{parameter!r}], …)."
+            f"{name} returned {form} for {parameter!r}; it must be a floating-point tensor of shape {tuple(shape)}, "
+            f"that of the factor: one scale for each row, such as torch.full_like(factors[{parameter!r}], …)."
         )
 
 
@@ -199,7 +198,7 @@ class BatchIdeal(Correction):
 
     By default all that is multiplied by B (`per_sample`). A mean over samples puts a factor 1/B into every
     :math:`g_k`, which this takes out: with plain SGD a row then moves by about the rate times its own loss gradient,
-    at any batch size, and rates of 0.1 to 1 train. `GradientOnly` warns of rates that are far from that.
+    at any batch size, and rates of 0.1 to 1 train.
 
     Inputs that hold NaN or inf give NaN, never an error.
 
@@ -222,7 +221,7 @@ class BatchIdeal(Correction):
         >>> weight = torch.zeros(1, 2, requires_grad=True)
         >>> rule = BatchIdeal(damping=0.0, per_sample=False)
         >>> functional.linear(x, weight, None, rule).backward(torch.tensor([[1.0], [3.0]]))
-        >>> (x @ weight.grad.T).flatten().round(decimals=3)  # what a step of -1 removes from each output: g itself
+        >>> (x @ weight.grad.T).flatten().round(decimals=3)  # a step of -1 removes g itself from each output
         tensor([1., 3.])
     """
 
@@ -273,10 +272,10 @@ def check_correction(correction: object) -> Correction:
     """Return `correction`, or raise a TypeError with the value found and the value wanted."""
     if isinstance(correction, Correction):
         return correction
-    found = type(correction).__name__
+    kind = type(correction).__name__
     if isinstance(correction, type):
-        found = f"the class {correction.__name__}: write {correction.__name__}()"
+        kind = f"the class {correction.__name__}: write {correction.__name__}()"
     raise TypeError(
-        f"a correction must be an instance of adiv_optim.Correction, found {found}; pass Proportional(), "
+        f"a correction must be an instance of adiv_optim.Correction, found {kind}; pass Proportional(), "
         "Disproportional(), BatchIdeal(), or an instance of your own subclass, and the model before it."
     )

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 #: Tests that are skipped without a CUDA device.
 TESTS = [
     "tests/integration/test_cuda_graphs.py", "tests/integration/test_waits.py", "tests/functional/test_precision.py",
-    "tests/gauge/scales/test_network.py", "tests/gauge/scales/test_rz_limits.py",
+    "tests/gauge/test_network.py", "tests/gauge/test_rz_limits.py",
 ]  # fmt: skip
 
 

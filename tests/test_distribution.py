@@ -117,7 +117,7 @@ def test_command_reports_versions_and_what_works():
     assert found["Python"].startswith(".".join(map(str, sys.version_info[:3])))
     assert found["torch.compile"].split(":")[0] in ("works", "fails")
     assert found["GPU"].startswith("none") != torch.cuda.is_available()
-    assert {"platform", "threads", "numpy", *OPTIONAL} <= found.keys()
+    assert {"platform", "threads", *OPTIONAL} <= found.keys()
 
 
 def test_command_tells_what_is_installed_from_what_is_not():

@@ -2,5 +2,9 @@
 
 from ._attach import attach, correction_coverage, coverage, detach, extend
 from .coverage import Coverage
+from .layers import CorrectedLinear, CorrectedTransposed, register
 
-__all__ = ["Coverage", "attach", "correction_coverage", "coverage", "detach", "extend"]
+__all__ = [
+    "CorrectedLinear", "CorrectedTransposed", "Coverage", "attach", "correction_coverage", "coverage", "detach",
+    "extend", "register",
+]  # fmt: skip

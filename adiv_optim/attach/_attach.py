@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..corrections import Correction, check_correction
-from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
 from .coverage import UNCALLED, Coverage, warn
-from .layers import PLAIN, Corrected, corrected_types, name_of, swapped, why_unknown_rows
+from .layers import CORRECTED, PLAIN, Corrected, name_of, swapped, why_unknown_rows
 from .reports import without_frozen_or_skipped
 
 
@@ -66,15 +65,15 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
         types = ", ".join(sorted({name_of(type(module)) for module in model.modules()}))
         raise ValueError(
             f"nothing to correct: found modules of type {types}; a correction goes on "
-            f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are neither complex nor "
+            f"{', '.join(plain.__name__ for plain in CORRECTED)} layers that are neither complex nor "
             "skipped; a subclass keeps the plain gradient."
         )
     _put(correction, layers)
     try:
-        found = correction_coverage(model, skipped)
+        reached = correction_coverage(model, skipped)
         if strict:
-            _refuse_plain(found)
-        _warn_of_reach(model, found)
+            _refuse_plain(reached)
+        _warn_of_reach(model, reached)
     except Exception:
         detach(model)
         raise
@@ -85,12 +84,12 @@ def extend(
     model: nn.Module, correction: Correction, parameters: Iterable[Tensor], *, skip: Skip = (), strict: bool = False
 ) -> None:
     """Put a model's correction on layers that came after `attach`: those that hold some of these parameters."""
-    held, skipped = set(map(id, parameters)), named_in_skip(model, skip, gone=True)
+    added, skipped = set(map(id, parameters)), named_in_skip(model, skip, gone=True)
     refuse_lazy("attach", model, skipped)
     layers = {
         path: layer
         for path, layer in _correctable(model, skipped).items()
-        if not isinstance(layer, Corrected) and any(id(parameter) in held for parameter in layer.parameters())
+        if not isinstance(layer, Corrected) and any(id(parameter) in added for parameter in layer.parameters())
     }
     _put(correction, layers)
     try:
@@ -114,11 +113,11 @@ def _correctable(model: nn.Module, skipped: Container[nn.Module]) -> dict[str, n
 def _put(correction: Correction, layers: Mapping[str, nn.Module]) -> None:
     for path, module in layers.items():
         module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
-        module.__class__ = swapped(type(module), corrected_types())
+        module.__class__ = swapped(type(module), CORRECTED)
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take every correction off a model, in place; classes and attributes are what they were before `attach`.
+    """Take every correction off a model, in place; classes and attributes are those of before `attach`.
 
     Returns:
         The same model. One without corrections is returned as it is.
@@ -130,27 +129,18 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
-def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
+def coverage(model: nn.Module) -> Coverage:
     """List, after a backward, each trainable parameter as treated by a correction, skipped or never seen.
 
     A parameter is treated by the correction of its layer, once that has run. One that several modules share is listed
     once; if only some of them are corrected layers it is "corrected … in part", and the part of the others in its
-    gradient is plain. What a wrapper of coordinates does is said by the wrapper's own `coverage()`.
+    gradient is plain. A wrapper of coordinates has a `coverage()` of its steps.
 
-    The modules do not tell whether a program also uses a weight without calling its layer, as in x @ layer.weight, a
-    penalty on the weights, or `functional_call` of another function: from them alone it is reported as corrected. With
-    `loss` the graph tells, at the cost of walking it once; it knows nothing of gradients by other ways than this
-    loss's backward.
+    A program that also uses a weight without calling its layer, as in x @ layer.weight or a penalty on the weights,
+    adds plain gradient to it; the modules do not tell, and the parameter is reported as corrected.
 
     Args:
         model: with corrections, or without.
-        loss: one that the model computed, before or after its backward: a parameter used outside of a corrected layer
-            is "corrected … in part".
-
-    Raises:
-        TypeError: the loss has no graph.
-        ValueError: a part of the loss was computed under torch.compile, vmap or a reentrant checkpoint, and its graph
-            cannot be read.
 
     Example:
         >>> import torch
@@ -165,13 +155,11 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
         1.weight: skipped (LayerNorm is not a layer whose rows are known)
         1.bias: skipped (LayerNorm is not a layer whose rows are known)
     """
-    return correction_coverage(model, used_plainly=set() if loss is None else plain_uses(loss))
+    return correction_coverage(model)
 
 
-def correction_coverage(
-    model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False, used_plainly: Container[int] = ()
-) -> Coverage:
-    """`coverage` of the model's corrections, whatever wrappers there are; nothing is said of skipped modules.
+def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False) -> Coverage:
+    """Return the `coverage` of the model's corrections, without skipped modules, whatever wrappers there are.
 
     `trained` says that a backward has come since, which is known of itself where a layer has run.
     """
@@ -185,7 +173,7 @@ def correction_coverage(
     elements: dict[str, int] = {}
     without_call = bypassed(model)
     trained = trained or any(isinstance(module, Corrected) and module._ran for module in model.modules())
-    for key, uses in owned.items():
+    for uses in owned.values():
         path, parameter, _ = uses[0]
         elements[path] = 0 if is_lazy(parameter) else parameter.numel()
         plain = {
@@ -194,8 +182,6 @@ def correction_coverage(
             if not isinstance(owner, Corrected)
         }
         part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
-        if key in used_plainly and not plain:
-            part = " in part: the loss depends on it outside of its layer too"
         corrected = [owner for _, _, owner in uses if isinstance(owner, Corrected)]
         rules = dict.fromkeys(type(owner._correction).__name__ for owner in corrected if owner._ran)
         if rules:
@@ -213,9 +199,9 @@ def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
     return without_call.get(owner) or why_unknown_rows(owner) or complex_
 
 
-def _refuse_plain(found: Coverage) -> None:
+def _refuse_plain(coverage: Coverage) -> None:
     # A layer that is new may hold a gradient of before, and has not run.
-    plain = {path: why for path, why in found.skipped.items() if why != UNCALLED}
+    plain = {path: why for path, why in coverage.skipped.items() if why != UNCALLED}
     if plain:
         missed = "; ".join(f"{path} ({why})" for path, why in plain.items())
         raise ValueError(
@@ -224,15 +210,15 @@ def _refuse_plain(found: Coverage) -> None:
         )
 
 
-def _warn_of_reach(model: nn.Module, found: Coverage) -> None:
+def _warn_of_reach(model: nn.Module, coverage: Coverage) -> None:
     """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    found = without_frozen_or_skipped(found)
-    if found.elements and found.element_share < 0.5:
+    coverage = without_frozen_or_skipped(coverage)
+    if coverage.elements and coverage.element_share < 0.5:
         warn(
-            f"the correction reaches {found.element_share:.1%} of {sum(found.elements.values()):,} trainable elements; "
-            f"the rest keeps the plain gradient: {found.reasons()}. Make them layers of type "
-            f"{', '.join(plain.__name__ for plain in corrected_types())}, correct them by jacobian.backward, or name "
-            "them in skip if that is meant."
+            f"the correction reaches {coverage.element_share:.1%} of {sum(coverage.elements.values()):,} trainable "
+            f"elements; the rest keeps the plain gradient: {coverage.reasons()}. Make them layers of type "
+            f"{', '.join(plain.__name__ for plain in CORRECTED)}, correct them by jacobian.backward, or name "
+            "them in skip."
         )

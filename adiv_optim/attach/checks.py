@@ -18,36 +18,36 @@ _BYPASSING: tuple[type[nn.Module], ...] = tuple(
 
 #: Paths of modules, each with all below it, and module types.
 Skip = Iterable[str | type[nn.Module]]
-#: Why what they hold takes the plain step.
+#: Why their parameters take the plain step.
 NAMED = "named in skip"
-#: How the reason begins why one takes the plain step that has a part of its memory in common with another one.
+#: How the reason begins why a parameter takes the plain step that shares memory with another.
 SHARED_MEMORY = "it shares its memory with"
 
-#: What to do where FSDP1 has flattened parameters.
+#: The remedy where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
 
 def label(path: str) -> str:
-    """The name of a part of a model in messages."""
+    """Return the name of a part of a model in messages."""
     return f"layer {path!r}" if path else "the model itself"
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of a model by path, but for those that make up a parametrization: these are part of a layer."""
+    """Return the modules of a model by path, but for those of a parametrization, which are part of a layer."""
     return {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
 
 
 def trainable(layer: nn.Module, path: str = "") -> list[tuple[str, nn.Parameter]]:
-    """The trainable parameters that a layer owns, those of its parametrizations among them, by path."""
-    found = list(layer.named_parameters(path, recurse=False))
+    """List the trainable parameters of a layer, those of its parametrizations among them, by path."""
+    parameters = list(layer.named_parameters(path, recurse=False))
     if parametrize.is_parametrized(layer):
         inside = layer.get_submodule("parametrizations")
-        found += inside.named_parameters(f"{path}.parametrizations".lstrip("."))
-    return [(name, parameter) for name, parameter in found if parameter.requires_grad]
+        parameters += inside.named_parameters(f"{path}.parametrizations".lstrip("."))
+    return [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
 
 
 def bypassed(model: nn.Module) -> dict[nn.Module, str]:
-    """Each layer whose weights a module above it uses without calling the layer → why that leaves it plain."""
+    """Map each layer whose weights a module above it uses without calling the layer to why it stays plain."""
     return {
         layer: f"{plain_type(module).__name__} uses it without calling the layer"
         for module in model.modules()
@@ -76,14 +76,14 @@ def named_in_skip(model: nn.Module, skip: Skip, *, gone: bool = False) -> set[nn
     return skipped
 
 
-def no_such_module(what: str, entry: object, paths: Collection[str]) -> ValueError:
-    """The error for an argument that names what is at none of a model's paths."""
+def no_such_module(argument: str, entry: object, paths: Collection[str]) -> ValueError:
+    """Return the error for an argument that names none of a model's modules."""
     there = ", ".join(repr(path) for path in [*paths][:20]) + ", …" * (len(paths) > 20)
-    return ValueError(f"{what} names {entry!r}, which the model does not have; its modules are {there}.")
+    return ValueError(f"{argument} names {entry!r}, which the model does not have; its modules are {there}.")
 
 
 def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, torch.Size, bool]]:
-    """For each parameter its id, where its memory begins, its shape and whether it trains: equal until one changes."""
+    """List each parameter's id, where its memory begins, its shape and whether it trains, to compare later."""
     return [(id(p), _address(p), p.shape, p.requires_grad) for p in parameters]
 
 
@@ -113,7 +113,7 @@ def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
 
 
 def _address(parameter: nn.Parameter) -> int:
-    """Where its memory begins; 0 of what has no memory of its own, as on the meta device. Every step asks for it."""
+    """Return where a parameter's memory begins; 0 where it has none, as on the meta device. Every step asks for it."""
     part: torch.Tensor = parameter
     if type(part) is not nn.Parameter:  # to_local() would take longer than all else that is asked
         part = getattr(parameter, "_local_tensor", parameter)
@@ -122,33 +122,33 @@ def _address(parameter: nn.Parameter) -> int:
     return part.data_ptr() if part.layout is torch.strided else 0
 
 
-def refuse_lazy(what: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:
+def refuse_lazy(where: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:
     """Raise a ValueError if a parameter of the model has no shape yet."""
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if is_lazy(parameter) and module not in skipped:
                 raise ValueError(
-                    f"{what}: {name!r} of {label(path)} ({type(module).__name__}) has no shape yet; run one batch "
+                    f"{where}: {name!r} of {label(path)} ({type(module).__name__}) has no shape yet; run one batch "
                     "through the model first."
                 )
 
 
-def refuse_attached(what: str, model: nn.Module, remedy: str) -> None:
+def refuse_attached(where: str, model: nn.Module, remedy: str) -> None:
     """Raise a ValueError if a layer of `model` has a correction."""
     attached = [path for path, module in model.named_modules() if isinstance(module, Corrected)]
     if attached:
         raise ValueError(
-            f"{what}: {label(attached[0])} already has a correction ({len(attached)} layers have); {remedy}."
+            f"{where}: {label(attached[0])} already has a correction ({len(attached)} layers have); {remedy}."
         )
 
 
-def refuse_sharded(what: str, model: nn.Module, remedy: str, *, only_flat: bool = False) -> None:
+def refuse_sharded(caller: str, model: nn.Module, remedy: str, *, only_flat: bool = False) -> None:
     """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights.
 
-    `only_flat` is for what can work on rows: it refuses what FSDP1 has flattened, which has none.
+    `only_flat` is for callers that work on rows: it refuses only parameters that FSDP1 has flattened.
     """
     for path, module in model.named_modules():
         flat = type(module).__name__ == "FullyShardedDataParallel"
         if flat or (not only_flat and any(hasattr(p, "device_mesh") for p in module.parameters(recurse=False))):
             where, how = f"module {path!r}" if path else "the model", "flat" if flat else "DTensor"
-            raise ValueError(f"{what}: {where} has sharded parameters ({how}), which no process holds; {remedy}.")
+            raise ValueError(f"{caller}: {where} has sharded parameters ({how}), which no process holds; {remedy}.")

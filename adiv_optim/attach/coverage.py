@@ -64,18 +64,18 @@ class Coverage:
         ]
         lines += [f"{path}: {how}" for path, how in self.treated.items()]
         lines += [f"{path}: skipped ({why})" for path, why in self.skipped.items()]
-        lines += [f"{path}: never seen ({what})" for path, what in self.never_seen.items()]
+        lines += [f"{path}: never seen ({why})" for path, why in self.never_seen.items()]
         return "\n".join(lines)
 
-    __repr__ = __str__  # what a notebook shows
+    __repr__ = __str__  # for notebooks
 
 
 def uncalled_words(paths: Sequence[str], most: int = 4) -> str:
-    """A warning's words for parameters that are plain because of `UNCALLED`."""
+    """Return a warning's words for parameters that are plain because of `UNCALLED`."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return (
         f"{', '.join(paths[:most])}{more}: these have gradients, but their layers were never called. Another module "
-        "uses their weights; name the layers in skip if that is meant."
+        "uses their weights; name the layers in skip."
     )
 
 

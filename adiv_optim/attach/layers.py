@@ -4,7 +4,6 @@ They can be imported by name, so pickling and copying an attached model work.
 """
 
 import importlib
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -51,7 +50,7 @@ class Corrected:
 
 
 def _like(input: Tensor, plain: Tensor, output: Tensor) -> Tensor:
-    """The output in the input's subclass, if that was taken off, as torch's own functions give it back."""
+    """Return the output in the input's subclass, if that was taken off, as torch's own functions do."""
     return output if plain is input else output.as_subclass(type(input))
 
 
@@ -107,28 +106,47 @@ CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
 }
 PLAIN = {corrected: plain for plain, corrected in CORRECTED.items()}
 
-#: What `corrected_types` adds once another package is imported: its module, and the names of the class there and here.
-_CONV1D = ("transformers.pytorch_utils", "Conv1D", "CorrectedTransformersConv1D")
+#: Modules of other packages → the module of this room that registers their layers.
+_REGISTERED_BY = {"transformers.pytorch_utils": ".transformers"}
 
 
-def corrected_types() -> dict[type[nn.Module], type[nn.Module]]:
-    """CORRECTED, with the layer of transformers if that has been imported by now."""
-    module, there, here = _CONV1D
-    plain = getattr(sys.modules.get(module), there, None)
-    if plain is not None and plain not in CORRECTED:
-        namespace = {"__module__": __name__, "__doc__": f"{module}.{there} through `functional.linear`."}
-        corrected = type(here, (CorrectedTransposed, plain), namespace)
-        globals()[here], CORRECTED[plain], PLAIN[corrected] = corrected, corrected, plain
-    return CORRECTED
+def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
+    """Let corrections, and wrappers that measure inputs, treat a layer of another package.
+
+    Args:
+        plain: the layer's class. Instances of its subclasses stay plain.
+        corrected: the class that `attach` puts in its place, which inherits from it. Before it stands `CorrectedLinear`
+            if the layer computes xWᵀ + b, and `CorrectedTransposed` if it computes xW + b. Define it at the top of a
+            module, where pickles find it.
+
+    Raises:
+        TypeError: `corrected` is no such class.
+
+    Example:
+        >>> from torch import nn
+        >>> from adiv_optim import Proportional, attach
+        >>> from adiv_optim.attach import CorrectedLinear, register
+        >>> class Head(nn.Linear):
+        ...     "A linear layer by another name."
+        >>> class CorrectedHead(CorrectedLinear, Head):
+        ...     "The same through `functional.linear`."
+        >>> register(Head, CorrectedHead)
+        >>> attach(Head(2, 3), Proportional())
+        CorrectedHead(in_features=2, out_features=3, bias=True, correction=Proportional(eps=1e-12))
+    """
+    if not (issubclass(corrected, Corrected) and issubclass(corrected, plain)):
+        raise TypeError(
+            f"register: {corrected.__name__} must inherit from CorrectedLinear or CorrectedTransposed and from "
+            f"{plain.__name__}, in that order."
+        )
+    CORRECTED[plain], PLAIN[corrected] = corrected, plain
 
 
-def __getattr__(name: str) -> Any:
-    # Pickles find classes by name, in a process that may not have imported the package yet.
-    if name == _CONV1D[2]:
-        importlib.import_module(_CONV1D[0])
-        if corrected_types() and name in globals():
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def corrected_type(kind: type) -> type[nn.Module] | None:
+    """Return the replacement of a plain layer's class, or None if corrections do not know it."""
+    if module := _REGISTERED_BY.get(kind.__module__):
+        importlib.import_module(module, __package__)
+    return CORRECTED.get(kind)
 
 
 class Layout(NamedTuple):
@@ -143,7 +161,7 @@ class Layout(NamedTuple):
     def of(cls, module: nn.Module) -> "Layout":
         """Return the layout of a layer's weight and bias."""
         # Corrected or not; the weight of a transposed one is (in_features, out_features).
-        transposed = issubclass(corrected_types().get(plain_type(module), nn.Module), CorrectedTransposed)
+        transposed = issubclass(corrected_type(plain_type(module)) or nn.Module, CorrectedTransposed)
         return cls(transposed, int(getattr(module, "groups", 1)))
 
     def features(self, weight: Tensor) -> int:
@@ -168,7 +186,7 @@ class Layout(NamedTuple):
 
 
 def plain_type(module: nn.Module) -> type:
-    """The module's type, seen through the classes that parametrize or fully_shard of torch and `attach` put over it."""
+    """Return a module's type, seen through the classes that parametrize, fully_shard and `attach` put over it."""
     made = parametrize.is_parametrized(module) or hasattr(module, "_get_fsdp_state")
     kind = type(module).__bases__[-1] if made else type(module)
     return PLAIN.get(kind, kind)
@@ -179,7 +197,7 @@ def why_unknown_rows(layer: nn.Module) -> str:
     kind = plain_type(layer)
     if "forward" in layer.__dict__:
         return f"this {kind.__name__} has a forward of its own set on it"
-    if kind in corrected_types():
+    if corrected_type(kind):
         return ""
     base = next((base for base in CORRECTED if issubclass(kind, base)), None)
     if base is None:
@@ -193,12 +211,12 @@ def is_torchs(kind: type) -> bool:
 
 
 def name_of(kind: type) -> str:
-    """A class's name; the whole of it but for torch's own, since others call their layers the same."""
+    """Return a class's name: the whole of it but for torch's, since other packages call their layers the same."""
     return kind.__name__ if is_torchs(kind) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
-    """The class that stands for `cls` after the swap.
+    """Return the class that stands for `cls` after the swap.
 
     torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
     a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact, unless

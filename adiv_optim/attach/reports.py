@@ -1,4 +1,4 @@
-"""What a wrapper says of the parameters that its optimizer trains."""
+"""The report of a wrapper on the parameters that its optimizer trains."""
 
 from torch import nn
 from torch.optim import Optimizer
@@ -17,8 +17,8 @@ def held_by(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
         for number, group in enumerate(optimizer.param_groups)
         for place, p in enumerate(group["params"])
     }
-    own = {name: p for name, p in model.named_parameters() if every.pop(id(p), None)}
-    return {**own, **dict(every.values())}
+    of_model = {name: p for name, p in model.named_parameters() if every.pop(id(p), None)}
+    return {**of_model, **dict(every.values())}
 
 
 def without_frozen_or_skipped(coverage: Coverage) -> Coverage:
@@ -35,8 +35,8 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
     Args:
         optimizer: whose parameters.
         model: the model.
-        coverage: what is said by name.
-        unknown: why others of the model's are plain.
+        coverage: by names in the model.
+        unknown: why other parameters of the model are plain.
     """
     parameters = held_by(optimizer, model)
     of_model = {name for name, _ in model.named_parameters() if name in parameters}
@@ -57,10 +57,12 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
 
 def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
     """Say that the optimizer's weights are no longer the model's, or if `starved` that none has had a gradient."""
-    held = held_by(optimizer, model)
+    of_optimizer = held_by(optimizer, model)
     names = dict(model.named_parameters())
-    replaced = [name for name, p in names.items() if name not in held and p.grad is not None and p.requires_grad]
-    outside = [name for name in held if name not in names]
+    replaced = [
+        name for name, p in names.items() if name not in of_optimizer and p.grad is not None and p.requires_grad
+    ]
+    outside = [name for name in of_optimizer if name not in names]
     if outside and replaced:
         return (
             f"{', '.join(replaced[:3])}{', …' * (len(replaced) > 3)} of {type(model).__name__} has a gradient and is "

@@ -27,7 +27,7 @@ def steps_of(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.Steps]:
 def patches_of(layer: Any, input: Tensor) -> Patches:
     """The rows that a layer reads.
 
-    A layer of any class says what its weight multiplies by a method `input_rows(input)`, which returns
+    A layer of any class may have a method `input_rows(input)`, which returns the factors of its weight,
     (…, in_features).
     """
     if hasattr(layer, "input_rows"):
@@ -63,7 +63,7 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 
 def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
-    """What a layer reads, without the transforms of torch.func and forward-mode AD that it is called within.
+    """Return a layer's input, without the transforms of torch.func and forward-mode AD that it is called within.
 
     Call it outside of them (`temporarily_clear_interpreter_stack`), as all that is done with the result.
 
@@ -76,7 +76,7 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
     if not _functorch.is_functorch_wrapped_tensor(input):
         # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
         return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
-    places: list[int] = []  # what vmap maps over, of each tensor without the levels around it
+    places: list[int] = []  # the dimensions that vmap maps over, of each tensor without the levels around it
     mapped = input
     while _functorch.is_functorch_wrapped_tensor(mapped):
         if _functorch.is_batchedtensor(mapped):
@@ -84,18 +84,18 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
         mapped = _functorch.get_unwrapped(mapped)
     if not places:
         return mapped.detach()
-    own = list(range(mapped.dim()))
-    mapped = mapped.permute(*[own.pop(place) for place in reversed(places)], *own)
+    dims = list(range(mapped.dim()))
+    mapped = mapped.permute(*[dims.pop(place) for place in reversed(places)], *dims)
     if hasattr(module, "input_rows"):
-        raise _mapped(name, "what input_rows reads")
+        raise _mapped(name, "the argument of input_rows")
     if isinstance(module, _ConvNd):  # all that is mapped over is one dimension of samples
         channels = len(module.kernel_size) + 1
         mapped = mapped.flatten(0, mapped.dim() - channels - 1)
     return mapped.detach()
 
 
-def _mapped(name: str, what: str) -> RuntimeError:
+def _mapped(name: str, tensor: str) -> RuntimeError:
     return RuntimeError(
-        f"{name}: vmap maps over {what}, so that the rows of its layer cannot be told; detach() the optimizer first, "
+        f"{name}: vmap maps over {tensor}, so that the rows of its layer cannot be told; detach() the optimizer first, "
         "or call the model without vmap."
     )

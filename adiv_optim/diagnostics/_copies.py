@@ -1,4 +1,4 @@
-"""Copies of a model and its optimizer, on which everything that is measured happens, and the step on them."""
+"""Copies of a model and its optimizer, on which all measurements are made, and the step on them."""
 
 import copy
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from ..optim.wrapper import check_same_parameters
 
 
 def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Optimizer | None]:
-    """Copies of a model and of the optimizer that steps on it, tied to each other as the originals are."""
+    """Copy a model and the optimizer that steps on it; the copies are tied to each other as the originals are."""
     memo: dict[int, Any] = {}
     try:
         model_copy: nn.Module = copy.deepcopy(model, memo)
@@ -33,7 +33,7 @@ def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Opt
         return model_copy, None
     twin: Optimizer = copy.deepcopy(optimizer, memo)
     _complete(optimizer, twin, memo)
-    twin.zero_grad()  # or what it remembers would count rows of micro-batches that are under way
+    twin.zero_grad()  # else a memory of rows would count those of micro-batches that are under way
     return model_copy, twin
 
 
@@ -47,26 +47,20 @@ def _complete(optimizer: Optimizer, twin: Optimizer, memo: dict[int, Any]) -> No
         _complete(optimizer.inner, twin.inner, memo)
 
 
-#: Packages whose trainers put an optimizer of their own over the user's, the step of which may be none.
-_TRAINERS = ("accelerate.", "lightning.", "pytorch_lightning.")
-
-
-def own_optimizer(optimizer: Any) -> Any:
-    """The optimizer that a trainer of another package has put its own over."""
-    while type(optimizer).__module__.startswith(_TRAINERS) and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
-
-
 def check_optimizer(optimizer: object, model: nn.Module) -> None:
-    """Raise if there is no step of this optimizer on this model to measure."""
+    """Refuse an optimizer that takes no step on this model by itself."""
+    if isinstance(wrapped := getattr(optimizer, "optimizer", None), Optimizer):  # Lightning's and Accelerate's
+        raise TypeError(
+            f"optimizer is the {type(optimizer).__name__} of a trainer, whose step may be none; pass the "
+            f"{type(wrapped).__name__} that it holds, optimizer.optimizer."
+        )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer is {optimizer!r} of type {type(optimizer).__name__}; pass the torch.optim.Optimizer that "
             "trains the model, or None for the gradient step."
         )
     if isinstance(optimizer, LBFGS):
-        raise TypeError("LBFGS evaluates the loss many times within a step, which has no one learning rate; pass None.")
+        raise TypeError("LBFGS evaluates the loss many times within a step, which has no learning rate; pass None.")
     check_same_parameters("divergence", optimizer, model)
     if any("lr" not in group for group in optimizer.param_groups):
         raise ValueError(
@@ -76,7 +70,7 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
 
 
 class Step(NamedTuple):
-    """A step on the copies, and the forward and backward pass that it was taken by."""
+    """A step on the copies, and the forward and backward pass that gave its gradients."""
 
     passed: Pass
     plain: dict[str, Tensor]  # parameter path → gradient of the loss itself, without corrections
@@ -92,12 +86,12 @@ def take_step(
     targets: Any,
     layers: dict[str, nn.Module],
 ) -> Step:
-    """Take the optimizer's step, or −gradient at rate 1, on copies, and record the calls of layers."""
+    """Take the optimizer's step, or minus the gradient, on copies, and record the calls of layers."""
     corrected = any(isinstance(module, Corrected) for module in model.modules())
     bare = detach(twins(model, None)[0]) if corrected else None  # before the pass changes buffers
     with same_randomness(model):
         passed = differentiate(model, loss_fn, inputs, targets, layers)
-    # Both see the same random numbers, so both gradients are of one and the same loss.
+    # Both passes draw the same random numbers, so that both gradients are those of the same loss.
     plain = passed if bare is None else differentiate(bare, loss_fn, inputs, targets, {})
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in parameters.items():

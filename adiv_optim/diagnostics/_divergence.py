@@ -1,4 +1,4 @@
-"""The divergence of a step: how it moves every layer's outputs, against the movement they asked for."""
+"""The divergence of a step: how it moves every layer's outputs, against the movement that they ask for."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -19,10 +19,9 @@ from ..functional.shared import without_autocast
 from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
 from ..jacobian.recorder import Call
 from ..optim import OptimizerWrapper
-from ._closed_form import closed_rows, has_closed_form
-from ._copies import Step, check_optimizer, own_optimizer, take_step, twins
+from ._copies import Step, check_optimizer, take_step, twins
 from ._result import Divergence, LayerDivergence, summarise
-from ._rows import MeasuredRows, general_rows, to_float64
+from ._rows import MeasuredRows, closed_rows, general_rows, has_closed_form, to_float64
 
 
 def divergence(
@@ -36,17 +35,17 @@ def divergence(
     layers: Iterable[str] | None = None,
     max_rows: int = 1024,
 ) -> Divergence:
-    r"""Measure what a step on one batch does to the outputs of every layer, with the layer's input held fixed.
+    r"""Measure how a step on one batch moves the outputs of every layer, with the layer's input fixed.
 
     Row k of a layer (a sample, a token, a convolution's patch) has the output z_k and asks, by
     :math:`g_k = \partial L / \partial z_k`, to move along −g_k. With :math:`J_k = \partial z_k / \partial\theta` a step
     Δθ moves it, to first order, by the *effective update*
 
-    .. math:: \Delta z_k / \eta = J_k \Delta\theta / \eta = -\gamma_k g_k + (\text{what the other rows do to it}),
+    .. math:: \Delta z_k / \eta = J_k \Delta\theta / \eta = -\gamma_k g_k + (\text{interference of the other rows}),
               \qquad \gamma_k = \langle J_k J_k^\top g_k, g_k \rangle / |g_k|^2 .
 
-    For z = Wx + b the *own gain* γ is the affine divergence |x_k|² + 1 (Bird 2025, Eq. 11), and the rest is the
-    interference (Eqs. 46 to 49). `Proportional`, `Disproportional` and the affine-like layer make γ = 1; `BatchIdeal`
+    For z = Wx + b the *own gain* γ is the affine divergence |x_k|² + 1 (Bird 2025, Eq. 11); Eqs. 46 to 49 are the
+    interference. `Proportional`, `Disproportional` and the affine-like layer make γ = 1; `BatchIdeal`
     makes it the diagonal of :math:`K(K + \lambda I)^{-1}`, and as damping → 0 takes the interference away. First order
     is exact for every layer that is linear in its parameters.
 
@@ -69,10 +68,9 @@ def divergence(
         loss_fn: called with the model's output and the targets; returns a scalar.
         inputs: for the model: a tensor, a tuple of arguments, or a dict of keyword arguments.
         targets: handed to `loss_fn`.
-        correction: measure as if it were attached (see `attach`). None measures what is: the corrections that are
-            attached, or plain gradients.
-        optimizer: whose step to measure, in the state it is in; None is the gradient step. Where Lightning or
-            Accelerate has wrapped an optimizer, the step of the wrapped one is measured.
+        correction: measure as if it were attached (see `attach`). None measures the model as it is, corrections
+            that are attached included.
+        optimizer: whose step to measure, in the state it is in; None is the gradient step.
         layers: paths of the modules to measure. By default every module without submodules that owns a trainable
             parameter, but for norms, embeddings and the like (`jacobian.PLAIN_BY_DEFAULT`). One without a closed form
             must treat the samples of its inputs, their first dimension, separately, and is measured by
@@ -84,7 +82,8 @@ def divergence(
         A `Divergence`; print it.
 
     Raises:
-        TypeError: not a correction, or not an optimizer with a step to measure (LBFGS).
+        TypeError: not a correction, or not an optimizer with a step to measure (LBFGS, or the optimizer of a trainer
+            around it).
         ValueError: a correction given and one attached, an optimizer of another model, `layers` that are not there or
             have no rows, max_rows below 1, a model that cannot be copied.
 
@@ -96,13 +95,12 @@ def divergence(
         >>> mse = torch.nn.functional.mse_loss
         >>> divergence(model, mse, x, torch.ones(2, 1)).layers[""].gain  # |x|² + 1
         tensor([26.,  2.], dtype=torch.float64)
-        >>> found = divergence(model, mse, x, torch.ones(2, 1), Proportional()).layers[""]
-        >>> round(found.summary()["gain_mean"], 6), round(found.summary()["responsibility"]["weight"], 3)
+        >>> summary = divergence(model, mse, x, torch.ones(2, 1), Proportional()).layers[""].summary()
+        >>> round(summary["gain_mean"], 6), round(summary["responsibility"]["weight"], 3)
         (1.0, 0.731)
     """
     check_count("divergence", max_rows=max_rows)
-    optimizer = own_optimizer(optimizer)
-    check_arguments(model, optimizer, correction)
+    _check_arguments(model, optimizer, correction)
 
     with torch.enable_grad(), same_randomness(model):
         twin, stepper = twins(model, optimizer)
@@ -116,11 +114,11 @@ def divergence(
     names = {id(p): name for name, p in twin.named_parameters()}
     with torch.no_grad(), same_randomness(model), without_autocast(next(model.parameters()).device.type):
         for path, layer in chosen.items():
-            own = {local: names[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
+            trained = {local: names[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
             try:
-                measured[path] = _measure(path, layer, own, step, max_rows, optimizer is not None)
+                measured[path] = _measure(path, layer, trained, step, max_rows, optimizer is not None)
             except _LeftOutError as why:
-                if layers is not None and why.args[0] != _AT_REST:
+                if layers is not None and why.args[0] != _ZERO_RATE:
                     where = f"layer {path!r} ({type(layer).__name__})"
                     raise ValueError(f"{where} cannot be measured: {why}.") from why.__cause__
                 left_out[path] = str(why)
@@ -136,7 +134,7 @@ def divergence(
     )
 
 
-def check_arguments(model: nn.Module, optimizer: object | None, correction: object | None) -> None:
+def _check_arguments(model: nn.Module, optimizer: object | None, correction: object | None) -> None:
     """Refuse a model, an optimizer and a correction that cannot be measured together, before anything runs."""
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no trainable parameter, so there is no step to measure.")
@@ -154,11 +152,11 @@ def _name(optimizer: Optimizer) -> str:
 
 
 class _LeftOutError(Exception):
-    """Why a layer is not measured: an error where it was asked for, unless it is at rest."""
+    """Why a layer is not measured: an error where the layer was named, unless its rate is 0."""
 
 
-#: As in the first step of a warm-up; the next one has a rate.
-_AT_REST = "its learning rate is 0"
+#: As in the first step of a warm-up; the next step has a rate.
+_ZERO_RATE = "its learning rate is 0"
 
 
 def _measure(
@@ -176,25 +174,25 @@ def _measure(
     if not rates:
         raise _LeftOutError("the optimizer holds none of its parameters")
     if not (rate := max(rates)):
-        raise _LeftOutError(_AT_REST)
-    own = {local: to_float64(step.change[name]) / rate for local, name in names.items()}
+        raise _LeftOutError(_ZERO_RATE)
+    change = {local: to_float64(step.change[name]) / rate for local, name in names.items()}
     try:
         rows_of = closed_rows if has_closed_form(layer) else general_rows
-        found = [rows_of(layer, call, own, max_rows) for call in calls]
+        measured = [rows_of(layer, call, change, max_rows) for call in calls]
     except (RuntimeError, IndexError, ValueError) as error:
         if has_closed_form(layer) or isinstance(error, torch.OutOfMemoryError):
             raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise _LeftOutError(f"its rows cannot be differentiated one by one: {first}") from error
-    starts = accumulate((count for _, count in found), initial=0)
-    parts = [rows._replace(which=rows.which + start) for (rows, _), start in zip(found, starts, strict=False)]
+    starts = accumulate((count for _, count in measured), initial=0)
+    parts = [rows._replace(numbers=rows.numbers + start) for (rows, _), start in zip(measured, starts, strict=False)]
     joined = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
     return LayerDivergence(
         kind=plain_type(layer).__name__,
         correction=repr(layer._correction) if isinstance(layer, Corrected) else None,
-        total_rows=sum(count for _, count in found),
-        descent=-sum(_inner(own[local], step.plain.get(name)) for local, name in names.items()),
-        **summarise(joined, list(own), by_optimizer),
+        total_rows=sum(count for _, count in measured),
+        descent=-sum(_inner(change[local], step.plain.get(name)) for local, name in names.items()),
+        **summarise(joined, list(change), by_optimizer),
     )
 
 

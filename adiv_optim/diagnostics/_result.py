@@ -1,4 +1,4 @@
-"""Results of a measurement: numbers per row, their summaries, and the table one prints."""
+"""Results of a measurement: numbers per row, their summaries, and the printed table."""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class LayerDivergence(_Descent):
         projection: of the effective update on −g, in units of |g|: the total gain, own and others'.
         gain: the own gain γ: how far a row's own contribution to the gradient moves it along −g.
         interference: the others' share of the movement; with an optimizer the share that is not along g.
-        squared_norm: |x|² of what the row reads; for a layer whose rows have no input of their own, of the sample.
+        squared_norm: |x|² of the row's input; for a layer whose rows have no input each, of the sample.
         responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
         descent: ⟨−Δθ/η, ∇L⟩ over the layer's parameters, with the plain gradient of the loss ∇L;
             `descends` says whether it is above 0.
@@ -101,6 +101,15 @@ class Divergence(_Descent):
             "left_out": dict(self.left_out),
         }
 
+    def metrics(self) -> dict[str, float]:
+        """Return a flat dict of numbers, for any logger.
+
+        The names are "divergence/descent", and "divergence/path/column" with the columns of the printed table.
+        """
+        by_layer = {path: columns(layer.summary()) for path, layer in self.layers.items()}
+        numbers = {f"divergence/{path}/{name}": n for path, each in by_layer.items() for name, n in each.items()}
+        return {"divergence/descent": self.descent, **numbers}
+
     def __str__(self) -> str:
         """Return an aligned table of `columns`, the own gain with its deviation over the rows, and its two terms."""
         table = [("layer", *_HEADER, ""), *(_line(path, layer.summary()) for path, layer in self.layers.items())]
@@ -110,21 +119,21 @@ class Divergence(_Descent):
             for cells in (list(zip(row, widths, strict=True)) for row in table)
         ]
         lines += [f"{path or 'model'}: left out ({reason})" for path, reason in self.left_out.items()]
-        lines.append("Var|x|²: the variance over rows of the squared norm of what they read; 0 where all are as long")
+        lines.append("Var|x|²: the variance over rows of the squared norm of their inputs; 0 where all are as long")
         if any(layer.descent <= 0 for layer in self.layers.values()):
             lines.append("not downhill: to first order this layer's part of the step does not lower the loss")
         if self.descent <= 0:
             lines.append("the step as a whole is not downhill: ⟨−Δθ, ∇L⟩ ≤ 0")
         return "\n".join(line.rstrip() for line in lines)
 
-    __repr__ = __str__  # what a notebook shows
+    __repr__ = __str__  # for notebooks
 
 
 _HEADER = ("rows", "cosine", "projection", "own gain", "interference", "weight share", "Var|x|²")
 
 
 def columns(summary: Mapping[str, Any]) -> dict[str, float]:
-    """A layer's numbers by the names that the printed table has: medians, the mean own gain, and its deviation."""
+    """Name a layer's numbers as the printed table does: medians, the mean own gain, and its deviation."""
     numbers = (
         float(summary["measured_rows"]),
         summary["cosine_median"],
@@ -138,8 +147,8 @@ def columns(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _line(path: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
-    found, total = columns(summary), summary["total_rows"]
-    measured, cosine, projection, gain, interference, share, variance, deviation = found.values()
+    total = summary["total_rows"]
+    measured, cosine, projection, gain, interference, share, variance, deviation = columns(summary).values()
     return (
         f"{path or 'model'} ({summary['kind']})",
         f"{total}" if total == measured else f"{measured:.0f} of {total}",
@@ -161,10 +170,10 @@ def summarise(rows: MeasuredRows, parameters: list[str], by_optimizer: bool) -> 
     if by_optimizer:  # of an optimizer's step no part belongs to one row: only its direction can be split
         wanted, rest = along.abs(), (rows.moved + along.unsqueeze(-1) * direction).norm(dim=-1)
     else:
-        wanted, rest = rows.own.norm(dim=-1), (rows.moved - rows.own).norm(dim=-1)
+        wanted, rest = rows.by_itself.norm(dim=-1), (rows.moved - rows.by_itself).norm(dim=-1)
     shares = rows.gains / (gain := rows.gains.sum(-1)).unsqueeze(-1)
     return {
-        "index": rows.which.cpu(),
+        "index": rows.numbers.cpu(),
         "cosine": (along / rows.moved.norm(dim=-1)).cpu(),
         "projection": (along / length).cpu(),
         "gain": gain.cpu(),

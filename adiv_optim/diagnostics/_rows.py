@@ -1,4 +1,4 @@
-"""The rows of one call of a layer: their gradient, their own movement, and that of the whole step."""
+"""The rows of one call of a layer: their gradient, the movement of each by its own contribution, and by the step."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,46 +7,53 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 from .._linalg import host
-from .._linalg.least_squares import Parts
-from ..jacobian.modules import as_rows, batched, jvp, pure
+from ..attach.layers import Corrected, Layout, why_unknown_rows
+from ..attach.rows import rows_of
+from ..corrections import Correction
+from ..functional.conv_rows import ConvRows
+from ..functional.linears import LinearRows
+from ..jacobian.modules import Parts, as_rows, batched, jvp, pure
 from ..jacobian.recorder import Call
 
-#: The rows' own contributions to a layer's gradient are there a few at a time: at most so many numbers.
+#: Contributions of single rows to a layer's gradient are in memory a few at a time: at most so many numbers.
 CONTRIBUTION_NUMBERS = 2**22
+#: A rule gives the contributions of a few rows at a time: output gradients of at most so many numbers.
+UNIT_NUMBERS = 2**22
 
 
 class MeasuredRows(NamedTuple):
     """Some rows of a layer, one along the first dimension of every tensor; movements are per unit of learning rate."""
 
-    which: Tensor  # the rows' numbers
+    numbers: Tensor  # of the rows
     grad: Tensor  # g
     moved: Tensor  # J Δθ / η for the step as a whole
-    own: Tensor  # the movement by the row's own contribution to the gradient
+    by_itself: Tensor  # the movement by the row's own contribution to the gradient
     gains: Tensor  # the parts of the own gain, one column for each parameter of the step
     squared_norm: Tensor  # |x|²
 
 
 def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
-    """At most `wanted` indices below `total`, the same ones every time, evenly spaced from 0 on."""
+    """Return at most `wanted` indices below `total`, evenly spaced from 0 on, the same every time."""
     count = min(total, max(1, wanted))
     return torch.arange(count, device=device) * total // max(count, 1)
 
 
 def to_float64(tensor: Tensor) -> Tensor:
-    """In float64, so that |g|² of a small gradient does not underflow; Apple's devices have only float32."""
+    """Return a tensor in float64, so that |g|² of a small gradient does not underflow; Apple has float32 alone."""
     return tensor.to(host.widest(tensor.device))
 
 
 def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
-    r"""Measure some rows of a layer that has no closed form, whose gradient is plain.
+    r"""Measure some rows of a layer without a closed form, and count all; its gradient is plain.
 
-    .. math:: \mathrm{own}_k = -J_k J_k^\top g_k, \qquad \gamma_k = |J_k^\top g_k|^2 / |g_k|^2, \qquad
+    .. math:: \mathrm{itself}_k = -J_k J_k^\top g_k, \qquad \gamma_k = |J_k^\top g_k|^2 / |g_k|^2, \qquad
               \mathrm{moved}_k = J_k \Delta\theta / \eta
 
-    with two passes backward and one forward per measured row under vmap; also say how many rows there are. The layer
-    treats the samples of its inputs, their first dimension, separately; `step` holds Δθ/η by parameter.
+    with two passes backward and one forward per measured row under vmap. The layer treats the samples of its inputs,
+    their first dimension, separately; `step` holds Δθ/η by parameter.
     """
     inputs, grad_output = batched(layer, *call)
     trained, run = pure(layer)
@@ -54,7 +61,7 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     groups, count, features = rows.shape
     per_sample = count // len(grad_output)
     index = evenly(groups * count, max_rows, rows.device)
-    # Rows of a group follow each other sample by sample, and groups follow each other; so do a sample's own rows.
+    # Rows of a group follow each other sample by sample, and groups follow each other; so do the rows of a sample.
     sample = index % count // per_sample
     place = index // count * per_sample + index % per_sample
     grad = to_float64(rows.flatten(0, 1)[index])
@@ -66,23 +73,23 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
             rows = as_rows(layer, run(trained, *(tensor.unsqueeze(0) for tensor in sample)))
             return rows.flatten(0, 1).gather(0, place.expand(1, features)).squeeze(0)
 
-        found, pull_back = vjp(output, trained)[:2]
-        contribution = pull_back(direction.to(found.dtype))[0]
+        value, pull_back = vjp(output, trained)[:2]
+        contribution = pull_back(direction.to(value.dtype))[0]
         gains = {name: part.square().sum() for name, part in contribution.items()}
         return gains, jvp(output, trained, contribution)
 
     at_once = max(1, CONTRIBUTION_NUMBERS // sum(p.numel() for p in trained.values()))
     per_row = vmap(one_row, randomness="different", chunk_size=at_once)
-    gains, own = per_row(place, direction, *(tensor[sample] for tensor in inputs))
+    gains, by_itself = per_row(place, direction, *(tensor[sample] for tensor in inputs))
     present, back = sample.unique(return_inverse=True)
     part = tuple(tensor[present] for tensor in inputs)
     tangent = {name: step[name].to(p.dtype) for name, p in trained.items()}
     moved = jvp(lambda trained: as_rows(layer, run(trained, *part)), trained, tangent)
     measured = MeasuredRows(
-        which=index,
+        numbers=index,
         grad=grad,
         moved=to_float64(moved[index // count, back * per_sample + index % per_sample]),
-        own=-length.unsqueeze(-1) * to_float64(own),
+        by_itself=-length.unsqueeze(-1) * to_float64(by_itself),
         gains=to_float64(torch.stack([gains[name] for name in step], -1)),
         squared_norm=_input_norms(layer, inputs, grad_output, sample, index),
     )
@@ -97,3 +104,72 @@ def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, s
     return torch.stack(
         [to_float64(tensor[sample]).flatten().view(len(sample), -1).square().sum(-1) for tensor in inputs]
     ).sum(0)
+
+
+def has_closed_form(layer: nn.Module) -> bool:
+    """Whether the layer is torch's own linear map or convolution, corrected or not."""
+    return not why_unknown_rows(layer) and not parametrize.is_parametrized(layer)
+
+
+def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
+    r"""Measure some rows of a call of nn.Linear or nn.Conv1d/2d/3d, and count all; `step` is Δθ/η.
+
+    Every correction is linear in the output gradients, so row k adds :math:`g_k c_k^\top` to the gradient of
+    the weight and :math:`b_k g_k` to that of the bias, and moves its own output by
+    :math:`-\eta\, (c_k \cdot x_k + b_k)\, g_k`; the whole step moves it by :math:`\Delta W x_k + \Delta b`.
+    """
+    dtype = torch.promote_types(layer.get_parameter("weight").dtype, torch.float32)
+    (input,), grad_output = call
+    rows = rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
+    layout = Layout.of(layer)
+    groups = layout.groups
+    index = evenly(rows.count, max_rows // groups, input.device)
+    measured = rows.at(index)
+    x, grad = to_float64(measured.rows), to_float64(measured.grad_rows)
+    contributions = _contributions(layer._correction if isinstance(layer, Corrected) else None, rows, measured, index)
+    gains, moved = {}, torch.zeros_like(grad)
+    if "weight" in step:
+        gains["weight"] = (to_float64(contributions["weight"]) * x).sum(-1)
+        moved += x @ layout.stacked(step["weight"]).to(x.dtype).mT
+    if "bias" in step:
+        gains["bias"] = to_float64(contributions["bias"]).view(grad.shape[:-1])
+        moved += layout.stacked(step["bias"]).to(x.dtype).mT
+    parts = torch.stack([gains[name] for name in step], -1)
+    rows_and_groups = MeasuredRows(
+        numbers=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),
+        grad=grad,
+        moved=moved,
+        by_itself=-parts.sum(-1, keepdim=True) * grad,
+        gains=parts,
+        squared_norm=x.square().sum(-1),
+    )
+    return MeasuredRows(*(tensor.flatten(0, 1) for tensor in rows_and_groups)), rows.count * groups
+
+
+def _contributions(
+    correction: Correction | None, rows: LinearRows | ConvRows, measured: LinearRows, index: Tensor
+) -> dict[str, Tensor]:
+    """Return c and b of the rows at `index`, (groups, n, features) and (groups, n), where trained."""
+    x = measured.rows
+    if correction is not None and type(correction).gradients is not Correction.gradients:
+        return _by_unit_gradients(correction, rows, x, index)
+    scales = measured.with_ones(x.new_ones(x.shape[:-1]))
+    if correction is not None:
+        # (1, rows) or (N, groups, *positions) → (groups, rows)
+        of_all = correction.scales(rows.factors())
+        scales = {name: scale.movedim(1, 0).reshape(len(x), -1)[:, index] for name, scale in of_all.items()}
+    return {name: scale.unsqueeze(-1) * x if name == "weight" else scale for name, scale in scales.items()}
+
+
+def _by_unit_gradients(
+    correction: Correction, rows: LinearRows | ConvRows, x: Tensor, index: Tensor
+) -> dict[str, Tensor]:
+    """Read each row's contribution off the rule itself: with G the identity, grad_W = Σ_k e_k c_kᵀ has them all."""
+    contributions: dict[str, list[Tensor]] = {}
+    groups = len(x)
+    for part in index.split(max(1, UNIT_NUMBERS // (rows.count * groups))):
+        unit = torch.zeros(rows.count, len(part), dtype=x.dtype, device=part.device)
+        unit[part, torch.arange(len(part), device=part.device)] = 1
+        for name, gradient in correction.gradients(rows.with_grad_rows(unit.expand(groups, -1, -1))).items():
+            contributions.setdefault(name, []).append(gradient.reshape(groups, len(part), -1))
+    return {name: torch.cat(parts, 1) for name, parts in contributions.items()}

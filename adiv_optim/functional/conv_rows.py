@@ -99,7 +99,7 @@ class ConvRows(Trained):
         grouped = self.grad_output.unflatten(1, (self.patches.geometry.groups, -1))
         return grouped.movedim(1, 0).movedim(2, -1).flatten(1, -2)
 
-    def answered_by(self, grad_rows: Tensor) -> "ConvRows":
+    def with_grad_rows(self, grad_rows: Tensor) -> "ConvRows":
         """The same patches with other output gradients, (groups, rows, channels), of any number of channels."""
         samples, _, *positions = self.grad_output.shape
         grad_output = grad_rows.unflatten(1, (samples, *positions)).movedim(0, 1).movedim(-1, 2).flatten(1, 2)

@@ -16,7 +16,6 @@ from .shared import (
     check_real,
     label_for,
     once_only,
-    parameters_of,
     trains,
     without_autocast,
 )
@@ -25,7 +24,7 @@ from .shared import (
 Steps = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
 
 #: torch's own convolutions, by their number of dimensions.
-PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+PLAIN: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class _Conv(Function):
@@ -57,21 +56,11 @@ class _Conv(Function):
 
 
 def _conv(
-    dims: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    correction: Correction | None = None,
+    dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps, correction: Correction | None
 ) -> Tensor:
-    name = f"conv{dims}d"
     if correction is None:
-        return PLAIN[dims](input, weight, bias, stride, padding, dilation, groups)
-    check_correction(correction)
-    return corrected_conv(name, dims, input, weight, bias, (stride, padding, dilation, groups), correction)
+        return PLAIN[dims](input, weight, bias, *steps)
+    return corrected_conv(f"conv{dims}d", dims, input, weight, bias, steps, check_correction(correction))
 
 
 def corrected_conv(
@@ -140,14 +129,30 @@ def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: i
         )
 
 
-@parameters_of(_conv)
-def conv1d(*args: Any, **kwargs: Any) -> Tensor:
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    correction: Correction | None = None,
+) -> Tensor:
     """torch.nn.functional.conv1d whose parameter gradients follow a correction; see `conv2d`."""
-    return _conv(1, *args, **kwargs)
+    return _conv(1, input, weight, bias, (stride, padding, dilation, groups), correction)
 
 
-@parameters_of(_conv)
-def conv2d(*args: Any, **kwargs: Any) -> Tensor:  # noqa: D417 - the parameters are those of `_conv`
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    correction: Correction | None = None,
+) -> Tensor:
     r"""torch.nn.functional.conv2d whose parameter gradients follow a correction.
 
     A convolution is a linear layer whose rows are patches (Bird 2025, Appendix B.2): the weight receives
@@ -162,7 +167,10 @@ def conv2d(*args: Any, **kwargs: Any) -> Tensor:  # noqa: D417 - the parameters 
         input: shape (N, C, H, W), or (C, H, W) unbatched.
         weight: shape (out_channels, C / groups, kH, kW).
         bias: shape (out_channels,) or None.
-        stride, padding, dilation, groups: as in torch, the paddings 'valid' and 'same' included.
+        stride: as in torch, and so are the next three.
+        padding: numbers, 'valid' or 'same'.
+        dilation: of the kernel.
+        groups: of channels.
         correction: the rule; None is torch's own function and nothing else.
 
     Returns:
@@ -182,10 +190,18 @@ def conv2d(*args: Any, **kwargs: Any) -> Tensor:  # noqa: D417 - the parameters 
         >>> weight.grad.item()  # two patches, each x / |x|²; the plain gradient is 4
         1.0
     """
-    return _conv(2, *args, **kwargs)
+    return _conv(2, input, weight, bias, (stride, padding, dilation, groups), correction)
 
 
-@parameters_of(_conv)
-def conv3d(*args: Any, **kwargs: Any) -> Tensor:
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    correction: Correction | None = None,
+) -> Tensor:
     """torch.nn.functional.conv3d whose parameter gradients follow a correction; see `conv2d`."""
-    return _conv(3, *args, **kwargs)
+    return _conv(3, input, weight, bias, (stride, padding, dilation, groups), correction)

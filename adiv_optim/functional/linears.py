@@ -180,7 +180,7 @@ class LinearRows(Trained):
         """The rows whose numbers are in `index`."""
         return replace(self, rows=self.rows[..., index, :], grad_rows=self.grad_rows[..., index, :])
 
-    def answered_by(self, grad_rows: Tensor) -> "LinearRows":
+    def with_grad_rows(self, grad_rows: Tensor) -> "LinearRows":
         """The same rows with other output gradients."""
         return replace(self, grad_rows=grad_rows)
 

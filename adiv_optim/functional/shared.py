@@ -1,18 +1,12 @@
 """Helpers that the linear and the convolutional Functions share."""
 
-import inspect
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 #: One for all calls: to make it costs a small layer something.
 _NO_CONTEXT = nullcontext()
@@ -130,19 +124,6 @@ def label_for(name: str, function: str) -> str:
     """The start of messages in the backward pass: the layer's label, or the function's name under torch.compile."""
     # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     return function if torch.compiler.is_compiling() else name
-
-
-def parameters_of(
-    function: Callable[Concatenate[Any, Parameters], Any],
-) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:
-    """Give a function of (*args, **kwargs) the signature of the function that it calls, without the first parameter."""
-
-    def rename(caller: Callable[..., Result]) -> Callable[Parameters, Result]:
-        own, taken = inspect.signature(caller), inspect.signature(partial(function, None))
-        caller.__signature__ = taken.replace(return_annotation=own.return_annotation)  # type: ignore[attr-defined]
-        return caller
-
-    return rename
 
 
 def refuse_capture(name: str, does: str, tensor: Tensor) -> None:

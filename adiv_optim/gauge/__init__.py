@@ -1,12 +1,11 @@
 """Rescalings of a network that its function does not see, and coordinates that they cannot touch."""
 
-from ._apply import apply_gauge, canonical, random_gauge
-from ._backpropagation import UCBackpropagation, uc_backpropagation, uc_linear
-from ._gauges import Gauge, LayerGauge, NetworkGauge
-from .channels.graph import ChannelGraph, Entry, Factors, Node
-from .channels.trace import trace
-from .scales.network import network_scales
-from .scales.rz import RZScaling, rz_scaling, uc_adjoint, uc_inverse
+from .backpropagation import UCBackpropagation, uc_backpropagation, uc_linear
+from .gauges import Gauge, LayerGauge, NetworkGauge, apply_gauge, canonical, random_gauge
+from .graph import ChannelGraph, Entry, Factors, Node
+from .network import network_scales
+from .rz import RZScaling, rz_scaling, uc_adjoint, uc_inverse
+from .tracing import trace
 
 __all__ = [
     "ChannelGraph",

@@ -1,4 +1,4 @@
-"""Derivatives of a network by its input, of one point: carried forward with the value where that is known."""
+"""Derivatives of a network by its input, of one point: carried forward with the value where possible."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch.func import jvp, vmap
 
 
 class Derivatives(NamedTuple):
-    """What `derivatives` returns, for a point with d coordinates and an output of shape S.
+    """The result of `derivatives`, for a point with d coordinates and an output of shape S.
 
     Args:
         value: the output, of shape S.
@@ -83,7 +83,7 @@ def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _layers(model: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
-    """The linear layers and activations of a network, in their order; None if there is anything else in it."""
+    """List the linear layers and activations of a network, in their order; None if it has any other module."""
     if not isinstance(model, nn.Module) or model._forward_hooks or model._forward_pre_hooks:
         return None  # the module's own call runs its hooks
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
@@ -122,7 +122,7 @@ def _by_transforms(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
 
 def _along(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> Tensor:
-    """The derivative of a function along a direction, by forward mode."""
+    """Return the derivative of a function along a direction, by forward mode."""
     return jvp(function, (x,), (direction,))[1]
 
 

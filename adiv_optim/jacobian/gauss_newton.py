@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 from .._linalg.limits import check_count, check_not_negative, given
 from ..attach.checks import refuse_attached, refuse_lazy
 from ..attach.coverage import Coverage
-from .memory import check_memory
 from .modules import mixes_samples
-from .terms import Parameters, Term, Terms
+from .terms import Parameters, Term, Terms, check_memory
 
 #: A step has to lower the loss by this share of it, or the damping rises.
 LEAST_FALL = 0.005

@@ -1,4 +1,4 @@
-"""Modules as pure functions, products with their Jacobians, and which of a model's layers have rows of their own."""
+"""Modules as pure functions, products with their Jacobians, and the layers of a model that have rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,11 +11,13 @@ from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from .._linalg.least_squares import Parts
 from ..attach.checks import layers_of, no_such_module, trainable
 
+#: Several tensors that together are one vector.
+Parts = dict[str, Tensor]
+
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
-#: In training batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
+#: In training batch normalisers could not be corrected at all: their samples have no Jacobian each.
 PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
     _NormBase,
     nn.LayerNorm,
@@ -29,7 +31,7 @@ PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
 
 
 def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
-    """The trained parameters, and the module as a function of them and its arguments, which leaves it as it is."""
+    """Return the trained parameters, and the module as a function of them and its arguments, without side effects."""
     trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
 
@@ -58,27 +60,27 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], arguments: tuple
 
 
 def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:
-    """J · tangent, as the derivative of Jᵀu by u: torch lacks forward-mode rules for some operations (weight_norm)."""
+    """Return J · tangent, as the derivative of Jᵀu by u: torch lacks forward-mode rules for some operations."""
     output, pull = vjp(function, at)[:2]
     return vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]
 
 
 def generator_states(module: nn.Module) -> list[tuple[Any, tuple[torch.device, ...], Tensor]]:
-    """The random generators that a module may draw from: torch's module, the device its functions take, the state.
+    """List the random generators that a module may draw from: torch's module, the device its functions take, the state.
 
     torch.random.fork_rng does not know MPS, which has one device, and functions that take none.
     """
-    found: list[tuple[Any, tuple[torch.device, ...], Tensor]] = [(torch, (), torch.get_rng_state())]
+    generators: list[tuple[Any, tuple[torch.device, ...], Tensor]] = [(torch, (), torch.get_rng_state())]
     for device in {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}:
         kind: Any = torch.get_device_module(device)
-        own = () if device.type == "mps" else (device,)
-        found += [(kind, own, kind.get_rng_state(*own))] if hasattr(kind, "get_rng_state") else []
-    return found
+        taken = () if device.type == "mps" else (device,)
+        generators += [(kind, taken, kind.get_rng_state(*taken))] if hasattr(kind, "get_rng_state") else []
+    return generators
 
 
 @contextmanager
 def same_randomness(module: nn.Module) -> Iterator[None]:
-    """Give the random generators back as they were found, so that every run draws what the first one drew."""
+    """Set the random generators back at the end, so that every run draws the numbers of the first."""
     states = generator_states(module)
     try:
         yield
@@ -88,7 +90,7 @@ def same_randomness(module: nn.Module) -> Iterator[None]:
 
 
 def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """The layers that are named, or else all with rows, by path; and path → why another owner of parameters is not."""
+    """Return the named layers, or all that have rows, by path; and path → why others stay plain."""
     if isinstance(layers, str):
         raise TypeError(f"layers is the string {layers!r}; pass a list of paths: layers=[{layers!r}].")
     modules = layers_of(model)
@@ -112,13 +114,13 @@ def _why_left_out(module: nn.Module) -> str | None:
 
 
 def mixes_samples(module: nn.Module) -> str:
-    """Say that the samples of a module's input have no Jacobian of their own, or ""."""
+    """Say that the samples of a module's input have no Jacobian each, or ""."""
     by_batch = isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
     return f"{type(module).__name__} mixes the samples of a batch" if by_batch else ""
 
 
 def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """A call with a dimension for samples, which convolutions and linear layers may be called without."""
+    """Return a call with a dimension for samples, which convolutions and linear layers may be called without."""
     dtype = next(layer.parameters()).dtype  # which inputs within autocast may lack
     inputs = tuple(
         each.to(torch.promote_types(each.dtype, dtype)) if each.is_floating_point() else each for each in inputs
@@ -131,10 +133,10 @@ def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -
 
 
 def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:
-    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only if there is one."""
+    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only with a parameter."""
     output_dims, groups = tensor.dim() - parameter_dims, 1
     if isinstance(layer, _ConvNd):
-        groups = layer.groups  # as many layers side by side, each with rows of its own
+        groups = layer.groups  # as many layers side by side, each with its rows
         tensor = tensor.movedim(1, output_dims - 1)
     elif output_dims == 1:
         tensor, output_dims = tensor.unsqueeze(1), 2

@@ -22,8 +22,8 @@ class Pass(NamedTuple):
     """One forward and backward."""
 
     loss: Tensor  # detached
-    gradients: dict[str, Tensor]  # parameter path → gradient in memory of its own, where the loss depends on it
-    calls: dict[str, list[Call]]  # layer path → its calls, where the loss depends on them
+    gradients: dict[str, Tensor]  # parameter path → gradient, where the loss depends on it; none shares memory
+    calls: dict[str, list[Call]]  # layer path → its calls on which the loss depends
     refused: dict[str, str]  # layer path → why a call of it has no rows
 
 
@@ -32,14 +32,14 @@ def _random_states(layer: nn.Module) -> list[Tensor]:
 
 
 def _copied(value: Any) -> Any:
-    # A model may work on its input in place, and the caller's data is not ours.
+    # A model may work on its input in place, which must not change the caller's data.
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _checked(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss).__name__}"
-        raise ValueError(f"loss_fn returned {found}; it must return one number, as reduction='mean' does.")
+        kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss).__name__}"
+        raise ValueError(f"loss_fn returned {kind}; it must return one number, as reduction='mean' does.")
     if torch.is_inference_mode_enabled():
         raise RuntimeError("nothing can be differentiated in torch.inference_mode; call this outside of it.")
     if not loss.requires_grad:
@@ -59,7 +59,7 @@ class _Recording:
         self._trained = {path: [p for p in each.parameters() if p.requires_grad] for path, each in layers.items()}
 
     @contextmanager
-    def hooked(self) -> Iterator[None]:
+    def within_hooks(self) -> Iterator[None]:
         with ExitStack() as ends:
             for path, layer in self.layers.items():
                 ends.callback(self._train, path, True)
@@ -71,18 +71,11 @@ class _Recording:
         for parameter in self._trained[path] if self.constant else ():
             parameter.requires_grad_(mode)
 
-    def _refuse(self, path: str, found: str, remedy: str) -> None:
-        if self.constant:
-            kind = type(self.layers[path]).__name__
-            raise ValueError(f"layer {path!r} ({kind}) {found}{remedy} leave it out of `layers`.")
-        self.refused[path] = f"it {found}"
-
     def _enter(self, path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = bool(args) and not kwargs and all(isinstance(arg, Tensor) for arg in args)
         if not tensors:
-            with_what = "with keyword or non-tensor arguments" if args or kwargs else "without arguments"
-            remedy = ", which have no per-sample Jacobian; pass tensors by position or"
-            self._refuse(path, f"was called {with_what}", remedy)
+            arguments = "with arguments other than tensors by position" if args or kwargs else "without arguments"
+            self.refused[path] = f"it was called {arguments}"
         # A copy: code behind the layer may work in place.
         inputs = tuple(arg.detach().clone() for arg in args) if tensors else None
         self._train(path, False)
@@ -94,11 +87,9 @@ class _Recording:
         self._train(path, True)
         inputs, states = self._within[path].pop()
         if not all(map(torch.equal, states, _random_states(layer))):
-            drew = "drew random numbers, which it would draw anew for every row"
-            self._refuse(path, drew, ": call model.eval() before, or")
+            self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
         if not isinstance(output, Tensor):
-            found = f"returned {type(output).__name__}; only a layer that returns one tensor has rows"
-            self._refuse(path, found, " to correct:")
+            self.refused[path] = f"it returned {type(output).__name__}; only a layer that returns one tensor has rows"
         elif inputs is not None and (self.constant or output.requires_grad):
             output = output if output.requires_grad else output.detach().requires_grad_()
             self.calls.append((path, inputs, output))
@@ -117,25 +108,28 @@ def differentiate(
 ) -> Pass:
     """Run a model forward and backward once, and keep the inputs of layers and the gradients of their outputs.
 
-    With `constant` the layers' own parameters are constants while the layers run. If a module that is not recorded
-    shares such a parameter, autograd then finds that module's part of the gradient alone. And a call without rows is an
-    error.
+    With `constant` the parameters of these layers are constants while the layers run: of a parameter that another
+    module shares, autograd has that module's part of the gradient alone. And a call without rows is an error.
     """
     recording = _Recording(layers, constant)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     named = inputs if isinstance(inputs, Mapping) else {}
     arguments = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
-    with torch.enable_grad(), recording.hooked():
+    with torch.enable_grad(), recording.within_hooks():
         output = model(*map(_copied, arguments), **{name: _copied(each) for name, each in named.items()})
+        for path, reason in recording.refused.items() if constant else ():
+            label = f"layer {path!r} ({type(layers[path]).__name__})"
+            raise ValueError(f"{label} has no Jacobian: {reason}; leave it out of `layers`.")
         loss = _checked(loss_fn(output, targets))
-        made = list(recording.calls)
-        # With the hooks still there: what a checkpoint recomputes must be what it has seen.
-        found = torch.autograd.grad(loss, [*(out for *_, out in made), *parameters.values()], allow_unused=True)
+        recorded = list(recording.calls)
+        outputs = [output for *_, output in recorded]
+        # Within the hooks: a checkpoint must recompute the same graph.
+        computed = torch.autograd.grad(loss, [*outputs, *parameters.values()], allow_unused=True)
     calls: dict[str, list[Call]] = {}
-    for (path, read, _), gradient in zip(made, found, strict=False):
+    for (path, read, _), gradient in zip(recorded, computed, strict=False):
         if gradient is not None and path not in recording.refused:
             calls.setdefault(path, []).append(Call(read, gradient))
-    gradients = dict(zip(parameters, found[len(made) :], strict=True))
-    # Copies: autograd gives both summands of p + q one gradient, and those of a sum a view of a single number.
-    own = {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
-    return Pass(loss.detach(), own, calls, recording.refused)
+    # Copies: autograd gives both summands of p + q the same gradient, and those of a sum a view of a single number.
+    of_parameters = zip(parameters, computed[len(recorded) :], strict=True)
+    gradients = {name: gradient.clone() for name, gradient in of_parameters if gradient is not None}
+    return Pass(loss.detach(), gradients, calls, recording.refused)

@@ -1,5 +1,7 @@
-"""The residuals of a loss, term by term, and their Jacobian by the parameters of a network."""
+"""The residuals of a loss, term by term, their Jacobian by a network's parameters, and the memory that it takes."""
 
+import os
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ Parameters = Mapping[str, Tensor]
 
 
 class _Residual(nn.Module):
-    """A residual function of a network as a module, so that the network can be run with other parameters."""
+    """A residual function of a network as a module, which can be run with other parameters."""
 
     def __init__(self, network: nn.Module, function: Callable[..., Tensor], where: str) -> None:
         super().__init__()
@@ -71,16 +73,16 @@ class Terms:
         return sum(len(tensors[0]) * size for tensors, size in zip(self.samples, self.sizes, strict=True))
 
     def evaluate(self, parameters: Parameters) -> Tensor:
-        """The residuals at some parameters, (rows,), each divided by the root of its term's count."""
-        every = []
+        """Return the residuals at some parameters, (rows,), each divided by the root of its term's count."""
+        by_term = []
         for residual, tensors in zip(self.residuals, self.samples, strict=True):
             run = vmap(lambda *sample, r=residual: _call(r, parameters, sample))
-            every.append(run(*tensors))
-        self.sizes = [values.shape[1] for values in every]
-        return torch.cat([values.flatten() / values.numel() ** 0.5 for values in every])
+            by_term.append(run(*tensors))
+        self.sizes = [values.shape[1] for values in by_term]
+        return torch.cat([values.flatten() / values.numel() ** 0.5 for values in by_term])
 
     def jacobian(self, parameters: Parameters, chunk_size: int | None) -> Tensor:
-        """J at some parameters, (rows, θ), in their order; samples are differentiated by chunks."""
+        """Return J at some parameters, (rows, θ), in their order; samples are differentiated by chunks."""
         widths = [parameter.numel() for parameter in parameters.values()]
         first = next(iter(parameters.values()))
         whole, row = first.new_empty(self.rows, sum(widths)), 0
@@ -133,3 +135,46 @@ def _check(terms: Any, where: str) -> None:
                 f"{where}: the tensors of terms[{number}] have {', '.join(map(str, lengths))} rows; all need the same "
                 "number, and at least 1."
             )
+
+
+def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:
+    """Return the peak of a step: J, and three times its rows that are differentiated at once, or three matrices JJᵀ.
+
+    A residual that runs the network twice has two gradients and their sum; the matrices are JJᵀ (or JᵀJ), the shifted
+    one and its factor. Activations that a backward pass keeps come on top.
+
+    Args:
+        rows: residuals.
+        parameters: numbers that are trained.
+        at_once: rows of J that are differentiated at once.
+        size: bytes of a number.
+
+    Example:
+        >>> step_bytes(300, 1000, at_once=300, size=8) == 8 * (300 * 1000 + 3 * 300 * 1000)
+        True
+    """
+    return size * (rows * parameters + 3 * max(min(at_once, rows) * parameters, min(rows, parameters) ** 2))
+
+
+def check_memory(rows: int, at_once: int, points: int, parameters: Sequence[Tensor]) -> None:
+    """Raise a MemoryError if a step needs more than is free, which says how many of its points a step may draw."""
+    count, size = sum(parameter.numel() for parameter in parameters), parameters[0].element_size()
+    needed, free = step_bytes(rows, count, at_once, size), free_bytes(parameters[0].device)
+    if needed > free:
+        most = bisect_right(range(rows), free, key=lambda fewer: step_bytes(fewer, count, at_once, size)) - 1
+        raise MemoryError(
+            f"GaussNewton.step: {rows:,} residuals by {count:,} parameters need {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB are free; draw at most {points * most // rows:,} points a step, or set chunk_size."
+        )
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return the bytes that a step may take."""
+    if device.type == "cuda":  # memory that torch keeps for later tensors is free too
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    try:
+        with open("/proc/meminfo") as file:
+            return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else float("inf")

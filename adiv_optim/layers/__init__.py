@@ -8,8 +8,14 @@ from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
 from .mean_field import MeanFieldNorm
 from .norm_like import NormLikeLinear
-from .patch_norm import PatchNormConv1d, PatchNormConv2d, PatchNormConv3d
-from .patch_norm_transpose import PatchNormConvTranspose1d, PatchNormConvTranspose2d, PatchNormConvTranspose3d
+from .patch_norm import (
+    PatchNormConv1d,
+    PatchNormConv2d,
+    PatchNormConv3d,
+    PatchNormConvTranspose1d,
+    PatchNormConvTranspose2d,
+    PatchNormConvTranspose3d,
+)
 
 __all__ = [
     "AffineLikeLinear",

@@ -11,7 +11,7 @@ from .forms import affine_like_scale, check_affine_like, squared_length
 
 
 class AffineLikeLinear(nn.Linear):
-    r"""Linear map divided by the norm of what moves it.
+    r"""Linear map divided by the length of its input and the bias's 1, √(|x|² + 1).
 
     .. math:: z = (\alpha Wx + \beta b) / \sqrt{\alpha^2|x|^2 + \beta^2}
 

@@ -32,8 +32,8 @@ _CONV = (
     "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode",
 )  # fmt: skip
 
-#: What a class is constructed with that replaces a torch layer, read from that layer. For normalisers these are the
-#: arguments of `DyT`: nn.LayerNorm's, and the dimension of the channels where it is not the last.
+#: Torch layer → the arguments that the class in its place is constructed with. For normalisers these are the arguments
+#: of `DyT`: nn.LayerNorm's, and the dimension of the channels where it is not the last.
 CONSTRUCTOR_ARGUMENTS: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
     nn.Linear: _named("in_features", "out_features"),
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _named(*_CONV)),
@@ -53,9 +53,9 @@ class Replacement(NamedTuple):
     Args:
         path: of the old layer in the model, the first one if it stands in several places.
         old: the layer that goes.
-        new: the layer that comes, holding what it takes over.
-        dropped: the old layer's parameters and buffers that the new one does not hold; copies do not count as held.
-        added: parameters of the new layer that are its own; an optimizer that was built before does not hold them.
+        new: the layer in its place, with the parameters that it takes over.
+        dropped: the old layer's parameters and buffers that the new one has at most copies of.
+        added: parameters that only the new layer has; an optimizer that was built before does not train them.
 
     Example:
         >>> from torch import nn
@@ -82,13 +82,13 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
 
     The new layers hold the very Parameter objects of the old ones, where both have one of that name and shape: an
     optimizer built before goes on working, and between linear layers or convolutions the state dict keeps its keys.
-    What is not handed on is dropped, such as a batch norm's running statistics. What is new, such as α of `DyT`, has to
+    All others are dropped, such as a batch norm's running statistics. New parameters, such as α of `DyT`, have to
     be given to that optimizer by add_param_group. `plan` lists both. Layers are matched by exact type; one that stands
     in several places is replaced by one. Layers that a module of torch uses without calling them stay, with a warning.
 
     Args:
         model: the model to change.
-        mapping: layer type → what replaces it. A class that takes the old one's constructor arguments
+        mapping: layer type → its replacement. A class that takes the old one's constructor arguments
             (`AffineLikeLinear` for nn.Linear, `DyT` for nn.BatchNorm2d), a functools.partial of one that sets others
             (`beta=0.5`), or any other function from the old layer to the new one, whose parameters then are its own
             affair.
@@ -125,7 +125,7 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
                 parent._modules[name] = replaced[child]
                 if isinstance(parent, nn.TransformerEncoderLayer):
                     # In evaluation its fast path computes torch's own layer from the weights, past any replacement.
-                    # This flag is what it asks first.
+                    # It asks for this flag first.
                     parent.activation_relu_or_gelu = 0
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and not all(
@@ -137,7 +137,7 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
 
 
 def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[Replacement]:
-    r"""What `convert` would replace, and what would be dropped; the model stays as it is.
+    r"""List the layers that `convert` would replace, and the parameters that it would drop; the model stays.
 
     Args:
         model: as for `convert`.
@@ -156,56 +156,79 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
         >>> print(*plan(model, {nn.BatchNorm2d: DyT}), sep="\n")
         1: BatchNorm2d → DyT, drops running_mean, running_var, num_batches_tracked, adds alpha
     """
+    _check_mapping(mapping)
+    uncalled = bypassed(model)
+    matching = {path: layer for path, layer in model.named_modules() if _matches(path, layer, mapping)}
+    chosen = {path: layer for path, layer in matching.items() if layer not in uncalled}
+    if not chosen:
+        names, types = ", ".join(kind.__name__ for kind in mapping), _names(map(type, model.modules()))
+        raise ValueError(f"convert found no {names} in the model; its modules are of type {types}. {_EXACT}")
+    for path, layer in chosen.items():
+        _refuse_what_would_be_lost(path, layer)
+        _refuse_inside(path, layer, chosen)
+    replacements = [_built(path, layer, mapping[type(layer)], model) for path, layer in chosen.items()]
+    never_called = [f"layer {path!r} ({uncalled[layer]})" for path, layer in matching.items() if layer in uncalled]
+    if never_called:
+        warn(f"convert left {'; '.join(never_called)} as it is: another one in its place would change nothing.")
+    _warn_of_subclasses({type(layer) for layer in model.modules() if layer not in uncalled}, mapping, chosen)
+    return replacements
+
+
+def _check_mapping(mapping: Mapping[type[nn.Module], Factory]) -> None:
     if not mapping:
-        raise ValueError("the mapping is empty; name a layer type and what replaces it: {nn.LayerNorm: DyT}.")
+        raise ValueError("the mapping is empty; name a layer type and its replacement: {nn.LayerNorm: DyT}.")
     for key, factory in mapping.items():
         if not isinstance(key, type) or isinstance(factory, nn.Module) or not callable(factory):
             raise TypeError(
                 f"the mapping holds {key!r}: {factory!r}; it takes a layer type to a class or a function from the old "
                 "layer to the new one."
             )
-    found: list[Replacement] = []
-    uncalled, left_alone = bypassed(model), []
-    for path, layer in model.named_modules():
-        kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
-        if getattr(kind, "cls_to_become", None) in mapping:
-            raise ValueError(
-                f"layer {path!r} ({kind.__name__}) has no shape yet; run one batch through the model first, or convert "
-                "would leave it as it is."
-            )
-        if kind in mapping and layer in uncalled:
-            left_alone.append(f"layer {path!r} ({uncalled[layer]})")
-        elif kind in mapping:
-            _refuse_what_would_be_lost(path, layer)
-            if above := [other.path for other in found if path.startswith(f"{other.path}." if other.path else "")]:
-                raise ValueError(
-                    f"layer {path!r} ({kind.__name__}) is a part of {above[0]!r}, which is replaced as well; call "
-                    "convert once for each."
-                )
-            new = _replacement(path, layer, mapping[kind], model)
-            if not isinstance(new, nn.Module):
-                raise TypeError(
-                    f"layer {path!r} ({kind.__name__}): the function returned {new!r}; it has to return a module."
-                )
-            new.train(layer.training)
-            was, held = ({id(tensor) for tensor in _tensors(each).values()} for each in (layer, new))
-            dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in held)
-            added = tuple(name for name, parameter in new.named_parameters() if id(parameter) not in was)
-            found.append(Replacement(path, layer, new, dropped, added))
-    replaced = {type(replacement.old) for replacement in found}
-    if left_alone:
-        warn(f"convert left {'; '.join(left_alone)} as it is: another one in its place would change nothing.")
-    for kind in mapping if found else ():
-        others = {type(each) for each in model.modules() if isinstance(each, kind) and each not in uncalled} - replaced
-        if others:
+
+
+def _matches(path: str, layer: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> bool:
+    """Whether the mapping names the layer's type; an error if it names the type that a lazy layer will become."""
+    kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
+    if getattr(kind, "cls_to_become", None) in mapping:
+        raise ValueError(
+            f"layer {path!r} ({kind.__name__}) has no shape yet; run one batch through the model first, or convert "
+            "would leave it as it is."
+        )
+    return kind in mapping
+
+
+def _refuse_what_would_be_lost(path: str, layer: nn.Module) -> None:
+    reasons = {
+        "parametrizations": parametrize.is_parametrized(layer),
+        "a forward of its own": "forward" in vars(layer),
+        # Every kind that torch has, those of state dicts among them.
+        "hooks": any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks")),
+        "buffers": bool(layer._buffers.keys() - RUNNING_STATISTICS),
+    }
+    if lost := [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(
+            f"layer {path!r} ({type(layer).__name__}) has {lost[0]}, which its replacement would lose; convert the "
+            "model first and add them afterwards."
+        )
+
+
+def _refuse_inside(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+    above = [other for other in chosen if other != path and path.startswith(f"{other}." if other else "")]
+    if above:
+        raise ValueError(
+            f"layer {path!r} ({type(layer).__name__}) is a part of {above[0]!r}, which is replaced as well; call "
+            "convert once for each."
+        )
+
+
+def _warn_of_subclasses(
+    types: set[type[nn.Module]], mapping: Mapping[type[nn.Module], Factory], chosen: Mapping[str, nn.Module]
+) -> None:
+    replaced = set(map(type, chosen.values()))
+    for kind in mapping:
+        if others := {each for each in types - replaced if issubclass(each, kind)}:
             names = _names(others)
-            there = f"found no {kind.__name__} in the model but {names}, left"
-            left = f"left {names}" if kind in replaced else there
+            left = f"left {names}" if kind in replaced else f"found no {kind.__name__} in the model but {names}, left"
             warn(f"convert {left} as it is. {_EXACT}")
-    if not found:
-        wanted, types = ", ".join(kind.__name__ for kind in mapping), _names(map(type, model.modules()))
-        raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT}")
-    return found
 
 
 _EXACT = (
@@ -225,51 +248,48 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(chain(module.named_parameters(), module.named_buffers()))
 
 
-def _replacement(path: str, layer: nn.Module, factory: Factory, model: nn.Module) -> nn.Module:
-    cls = factory.func if isinstance(factory, partial) else factory
-    if not isinstance(cls, type):
-        return factory(layer)
-    kind = type(layer).__name__
-    remedy = f"pass a function instead of the class: {{{kind}: lambda old: {cls.__name__}(…)}}."
+def _built(path: str, layer: nn.Module, factory: Factory, model: nn.Module) -> Replacement:
+    """Build the replacement of a layer, and list the parameters that it drops and adds."""
+    constructor = factory.func if isinstance(factory, partial) else factory
+    new = _constructed(path, layer, factory, model) if isinstance(constructor, type) else factory(layer)
+    if not isinstance(new, nn.Module):
+        kind = type(layer).__name__
+        raise TypeError(f"layer {path!r} ({kind}): the function returned {new!r}; it has to return a module.")
+    new.train(layer.training)
+    old_ids, new_ids = ({id(tensor) for tensor in _tensors(each).values()} for each in (layer, new))
+    dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in new_ids)
+    added = tuple(name for name, parameter in new.named_parameters() if id(parameter) not in old_ids)
+    return Replacement(path, layer, new, dropped, added)
+
+
+def _constructed(path: str, layer: nn.Module, factory: Any, model: nn.Module) -> nn.Module:
+    """Call a class, or a partial of one, with the old layer's arguments, and hand the parameters on."""
+    kind, name = type(layer).__name__, getattr(factory, "func", factory).__name__
+    remedy = f"pass a function instead of the class: {{{kind}: lambda old: {name}(…)}}."
     if type(layer) not in CONSTRUCTOR_ARGUMENTS:
         raise TypeError(f"convert does not know the constructor arguments of {kind}; {remedy}")
-    arguments = CONSTRUCTOR_ARGUMENTS[type(layer)](layer)
-    if isinstance(factory, partial):
-        arguments = {name: value for name, value in arguments.items() if name not in factory.keywords}
-    # Of the device and the dtype that parameters of its own shall have.
+    settings = factory.keywords if isinstance(factory, partial) else {}
+    arguments = {key: value for key, value in CONSTRUCTOR_ARGUMENTS[type(layer)](layer).items() if key not in settings}
+    # A tensor with the device and the dtype of parameters that the old layer does not have.
     tensors = chain(_tensors(layer).values(), model.parameters())
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
     try:
         # On the meta device nothing is allocated or drawn for parameters that are about to be replaced.
         with torch.device("meta"):
             new = _hand_on(layer, factory(**arguments))
-        if any(tensor.is_meta for tensor in _tensors(new).values()):
-            # It has parameters of its own as well, which need their values.
+        if any(tensor.is_meta for tensor in _tensors(new).values()):  # parameters beside those need their values
             with like.device:
                 new = _hand_on(layer, factory(**arguments).to(like.dtype))
     except TypeError as error:
         raise TypeError(
-            f"layer {path!r} ({kind}): {cls.__name__} does not take {', '.join(arguments)}: {error}; {remedy}"
+            f"layer {path!r} ({kind}): {name} does not take {', '.join(arguments)}: {error}; {remedy}"
         ) from error
     return new
 
 
 def _hand_on(old: nn.Module, new: nn.Module) -> nn.Module:
     for name, parameter in old._parameters.items():
-        own = new._parameters.get(name)
-        if parameter is not None and own is not None and own.shape == parameter.shape:
+        drawn = new._parameters.get(name)
+        if parameter is not None and drawn is not None and drawn.shape == parameter.shape:
             new.register_parameter(name, parameter)
     return new
-
-
-def _refuse_what_would_be_lost(path: str, layer: nn.Module) -> None:
-    # Every kind that torch has, those of state dicts among them.
-    hooks = any(kept for name, kept in vars(layer).items() if name.endswith("_hooks"))
-    what = "hooks" if hooks else "buffers" if layer._buffers.keys() - RUNNING_STATISTICS else None
-    what = "a forward of its own" if "forward" in vars(layer) else what
-    what = "parametrizations" if parametrize.is_parametrized(layer) else what
-    if what:
-        raise ValueError(
-            f"layer {path!r} ({type(layer).__name__}) has {what}, which its replacement would lose; "
-            "convert the model first and add them afterwards."
-        )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.limits import check_positive, given
-from .channelwise import ChannelOptions, Channelwise, empty
+from .channel_scale import ChannelOptions, Channelwise, empty
 
 
 class _Dynamic(Channelwise):
@@ -143,8 +143,8 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
 class DyISRU(Channelwise):
     r"""Dynamic inverse square root unit: :math:`y = \gamma \odot \sqrt{d}\,x / \sqrt{x^2 + C} + \beta`, with C trained.
 
-    Stollenwerk 2025 and Su 2025: what is left of RMSNorm in a function of each number by itself; with
-    :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm. C stays positive: its logarithm is what is trained.
+    Stollenwerk 2025 and Su 2025: RMSNorm as far as a function of each number by itself can be; with
+    :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm. C stays positive: its logarithm is trained.
 
     Args:
         normalized_shape, channels: as for `DyT`.
@@ -194,5 +194,5 @@ class DyISRU(Channelwise):
         return self._affine(math.sqrt(self.features) * output if self.sqrt_d else output)
 
     def extra_repr(self) -> str:
-        own = f"c={self.initial_c}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
-        return f"{super().extra_repr()}, {own}"
+        settings = f"c={self.initial_c}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
+        return f"{super().extra_repr()}, {settings}"

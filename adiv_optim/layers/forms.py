@@ -1,4 +1,4 @@
-"""What the two structural forms are, for rows and for patches alike."""
+"""The two structural forms, for rows and for patches alike."""
 
 import math
 
@@ -9,7 +9,7 @@ from .._linalg.limits import check_finite, check_not_negative, given
 
 
 def check_affine_like(name: str, alpha: float, beta: float) -> None:
-    """Raise a ValueError for what the affine-like form has no meaning for."""
+    """Refuse settings for which the affine-like form has no meaning."""
     _check_alpha(name, alpha)
     check_finite(name, beta=beta)
     if beta == 0:
@@ -20,7 +20,7 @@ def check_affine_like(name: str, alpha: float, beta: float) -> None:
 
 
 def check_norm_like(name: str, alpha: float, beta: float | None, eps: float) -> None:
-    """Raise a ValueError for what the norm-like form has no meaning for."""
+    """Refuse settings for which the norm-like form has no meaning."""
     _check_alpha(name, alpha)
     check_not_negative(name, eps=eps)
     check_finite(name, **given(beta=beta))
@@ -35,7 +35,7 @@ def _check_alpha(name: str, alpha: float) -> None:
 
 
 def squared_length(input: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """|x|² along dimensions, which stay with size 1."""
+    """Return |x|² along dimensions, which stay with size 1."""
     # Not by a norm, whose second derivative at 0 is NaN. And x·x has a cheaper backward than x.square().
     squares = (input * input.conj()).real if input.is_complex() else input * input
     return squares.sum(dim, keepdim=True)
@@ -47,12 +47,12 @@ def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor
 
 
 def inverse_norm(squared_norm: Tensor, eps: float) -> Tensor:
-    """1 / max(|x|, eps), and 0 for x = 0: what is zero stays zero and passes no gradient."""
+    """1 / max(|x|, eps), and 0 for x = 0: zeros stay zeros and pass no gradient."""
     return squared_norm.clamp(min=eps**2).masked_fill(squared_norm == 0, torch.inf).rsqrt()
 
 
 def norm_like_factors(alpha: float, beta: float | None) -> tuple[float, float]:
-    """What multiplies W x/|x|, and what multiplies b: Eq. 17, or Eq. 35 if `beta` is given."""
+    """Return the factors of W x/|x| and of b: Eq. 17, or Eq. 35 if `beta` is given."""
     if beta is None:
         return math.copysign(1, alpha), 1.0
     return math.copysign(math.sqrt(1 - beta**2), alpha), beta

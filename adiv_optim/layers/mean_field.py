@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ..activations import gaussian_moments
+from ..diagnostics.activations import gaussian_moments
 
 
 class MeanFieldNorm(nn.Module):

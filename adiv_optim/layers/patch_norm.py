@@ -1,20 +1,23 @@
-"""PatchNorm: convolutions that normalise every patch they read."""
+"""PatchNorm: convolutions, transposed ones too, that normalise every patch they read."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..functional import box_sum, squared_norm
 from ..functional.convolutions import PLAIN
 from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
 
+PLAIN_TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
 
 class PatchNorm(_ConvNd):
-    """What PatchNorm convolutions share, the transposed ones too; `PatchNormConv2d` says what they compute."""
+    """The base of all PatchNorm convolutions; their equation stands in `PatchNormConv2d`."""
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class PatchNorm(_ConvNd):
 
     @property
     def inner_bias(self) -> Tensor | None:
-        """What is added before the patch norm divides: (β/α) b in the affine-like form, nothing in the other."""
+        """The summand before the patch norm divides: (β/α) b in the affine-like form, none in the other."""
         if self.bias is None or self.form == "norm-like":
             return None
         return self.bias * (self.beta / self.alpha)
@@ -84,7 +87,7 @@ class _PatchNormConv(PatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution with every patch normalised."""
         if max(self.kernel_size) == 1 and not any(self._reversed_padding_repeated_twice):
-            # A patch is a pixel: those that the stride skips need no norm.
+            # Each patch is a pixel, and the pixels that the stride skips need no norm.
             read: Any = (..., *(slice(None, None, step) for step in self.stride))
             input = input[read]
             output = PLAIN[len(self.kernel_size)](input, self.weight, self.inner_bias, groups=self.groups)
@@ -114,8 +117,8 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
 
     Where the output is a single patch, a gradient step moves it by exactly :math:`-\eta g` in the affine-like
     form and in Eq. 35, by :math:`-2\eta g` in Eq. 56 (without a bias as in `AffineLikeLinear` and
-    `NormLikeLinear`). The patches of an image share their pixels and their weights; what they do to each
-    other stays.
+    `NormLikeLinear`). The patches of an image share their pixels and their weights; their effect on
+    each other stays.
 
     The squared patch norms are a box filter over :math:`\sum_c x_c^2`, with the convolution's stride, padding and
     dilation, one for each group: sums of squares, float32 at least, never below zero. No patch is unfolded.
@@ -132,7 +135,7 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
 
     Raises:
         ValueError: an unknown form; `alpha` 0; `beta` 0 (affine-like) or outside (-1, 1) (norm-like); in the latter
-            `eps` negative; and what torch.nn.Conv2d raises.
+            `eps` negative; and the errors of torch.nn.Conv2d.
 
     Example:
         >>> import torch
@@ -145,6 +148,69 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
 
 class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
     """torch.nn.Conv3d divided by the norms of the patches it reads; see `PatchNormConv2d`."""
+
+
+class _PatchNormConvTranspose(PatchNorm, _ConvTransposeNd):
+    padding: tuple[int, ...]  # 'same' and 'valid' are for plain convolutions
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Return the transposed convolution with every patch normalised."""
+        dims = len(self.kernel_size)
+        kernel_size, stride, padding, dilation = map(list, (self.kernel_size, self.stride, self.padding, self.dilation))
+        extra = self._output_padding(input, output_size, stride, padding, kernel_size, dims, dilation)
+        output = PLAIN_TRANSPOSED[dims](
+            input, self.weight, self.inner_bias, stride, padding, extra, self.groups, dilation
+        )
+        norm = self._spread(self.channel_norm(input), output.shape[-dims:])
+        return self.normalised(output, box_sum(norm, kernel_size, [1] * dims, dilation))
+
+    def _spread(self, norm: Tensor, output_size: Sequence[int]) -> Tensor:
+        """Space positions out by the stride and pad them: the outputs then read windows at stride 1."""
+        dims = len(self.kernel_size)
+        for axis, step in enumerate(self.stride, start=-dims):
+            norm = F.pad(norm.unsqueeze(axis), [0, 0] * (-axis - 1) + [0, step - 1]).flatten(axis - 1, axis)
+        sides = [
+            (gap * (size - 1) - padding, out + padding - spaced)
+            for gap, size, padding, out, spaced in zip(
+                self.dilation, self.kernel_size, self.padding, output_size, norm.shape[-dims:], strict=True
+            )
+        ]
+        return F.pad(norm, [side for pair in reversed(sides) for side in pair])
+
+
+class PatchNormConvTranspose1d(_PatchNormConvTranspose, nn.ConvTranspose1d):
+    """torch.nn.ConvTranspose1d divided by the norms of its patches; see `PatchNormConvTranspose2d`."""
+
+
+class PatchNormConvTranspose2d(_PatchNormConvTranspose, nn.ConvTranspose2d):
+    r"""torch.nn.ConvTranspose2d divided by the norms of its patches.
+
+    .. math:: z_p = (\alpha W x_p + \beta b) / \sqrt{\alpha^2|x_p|^2 + \beta^2}
+
+    Both forms are those of `PatchNormConv2d` (Bird 2025, Eqs. 55 and 56). The patch :math:`x_p` of an output
+    position holds the inputs that reach it, and :math:`|x_p|^2` is the transposed box filter of
+    :math:`\sum_c x_c^2`: a box filter over the input spaced out by the stride.
+
+    Args:
+        args, kwargs: as for torch.nn.ConvTranspose2d, by position or by name.
+        form, alpha, beta, eps: as for `PatchNormConv2d`.
+
+    Shape:
+        As torch.nn.ConvTranspose2d; `forward` takes its `output_size` too.
+
+    Raises:
+        ValueError: as `PatchNormConv2d`, and the errors of torch.nn.ConvTranspose2d.
+
+    Example:
+        >>> import torch
+        >>> layer = PatchNormConvTranspose2d(8, 4, 3, stride=2)
+        >>> layer(torch.ones(1, 8, 5, 5), output_size=(12, 12)).shape
+        torch.Size([1, 4, 12, 12])
+    """
+
+
+class PatchNormConvTranspose3d(_PatchNormConvTranspose, nn.ConvTranspose3d):
+    """torch.nn.ConvTranspose3d divided by the norms of its patches; see `PatchNormConvTranspose2d`."""
 
 
 class _SquaredNorm(Function):

@@ -57,7 +57,7 @@ class ChannelScales:
                     "it in skip."
                 )
             # Scales keep their own precision: those of float16 weights may lie outside of float16's range.
-            factors, dtype = factors.held(parameter), host.wide(parameter)
+            factors, dtype = factors.of_shard(parameter), host.wide(parameter)
             scales = Scales([part.to(parameter.device, dtype) for part in (factors.d, factors.e)], factors.shape)
             stacks.append(Stack([parameter], [scales]))
         return stacks

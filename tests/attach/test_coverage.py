@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import Coverage, GradientOnly, Proportional, attach, coverage, detach
 from tests.attach.test_attach import Doubled, Net
@@ -225,12 +224,3 @@ def test_complex_layers_keep_the_plain_gradient():
     assert coverage(attach(model, Proportional())).skipped == {"0.weight": "complex", "0.bias": "complex"}
     model[1](model[0](torch.ones(1, 3, dtype=torch.complex64)).abs()).sum().backward()
     assert model[0].weight.grad is not None
-
-
-def test_graph_of_a_reentrant_checkpoint_is_refused():
-    model, x = attach(nn.Linear(3, 3), Proportional()), torch.randn(4, 3, requires_grad=True)
-    loss = checkpoint(lambda x: model(x) + x @ model.weight, x, use_reentrant=True).sum()
-    with pytest.raises(ValueError, match=r"CheckpointFunction.*, of torch\.compile, vmap or a reentrant checkpoint"):
-        coverage(model, loss)
-    loss = checkpoint(lambda x: model(x) + x @ model.weight, x, use_reentrant=False).sum()
-    assert coverage(model, loss).never_seen.keys() | coverage(model, loss).treated.keys() == {"weight", "bias"}

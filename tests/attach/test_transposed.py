@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import sys
-import types
 
 import pytest
 import torch
@@ -20,6 +18,7 @@ from adiv_optim import (
     coverage,
     detach,
 )
+from adiv_optim.attach import CorrectedTransposed, register
 from adiv_optim.attach import layers as corrected_layers
 from adiv_optim.diagnostics import divergence
 from tests.helpers.cases import relative_error
@@ -39,16 +38,12 @@ class Conv1D(nn.Module):
         return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
 
 
-@pytest.fixture(autouse=True)
-def transformers_is_imported(monkeypatch, in_float64):
-    package = types.ModuleType("transformers.pytorch_utils")
-    package.Conv1D = Conv1D
-    monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", package)
-    # Of the real package, where other tests have imported it.
-    monkeypatch.setattr(corrected_layers, "CorrectedTransformersConv1D", None, raising=False)
-    monkeypatch.delattr(corrected_layers, "CorrectedTransformersConv1D")
-    yield
-    corrected_layers.PLAIN.pop(corrected_layers.CORRECTED.pop(Conv1D, None), None)
+class CorrectedConv1D(CorrectedTransposed, Conv1D):
+    """As for the real class in adiv_optim/attach/transformers.py."""
+
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+register(Conv1D, CorrectedConv1D)
 
 
 RULES = [Proportional(), Disproportional(), BatchIdeal(0.1)]
@@ -89,16 +84,21 @@ def test_gradients_are_those_of_the_linear_layer_it_is(rule, shape):
 
 @pytest.mark.parametrize("wrapper", [Preconditioned, Whitened])
 def test_steps_measured_by_inputs_are_those_of_the_linear_layer_it_is(wrapper):
-    layer, linear, x = Conv1D(3, 4), nn.Linear(4, 3), torch.randn(2, 3, 4)
-    linear.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
-    start = layer.weight.detach().clone()
-    for each in (layer, linear):
-        optimizer = wrapper(torch.optim.SGD(each.parameters(), lr=0.1), each, damping=0.1)
-        each(x).square().sum().backward()
+    """Two of one shape, which a step takes together."""
+    layers, x = [Conv1D(3, 4), Conv1D(3, 4)], torch.randn(2, 3, 4)
+    linears = [nn.Linear(4, 3), nn.Linear(4, 3)]
+    for layer, linear in zip(layers, linears, strict=True):
+        linear.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
+    starts = [layer.weight.detach().clone() for layer in layers]
+    for pair in (layers, linears):
+        model = nn.ModuleList(pair)
+        optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, damping=0.1)
+        (pair[0](x).square() + pair[1](2 * x).exp()).sum().backward()
         optimizer.step()
-    assert relative_error(layer.weight - start, linear.weight.T - start) <= EXACT
-    assert relative_error(layer.bias, linear.bias) <= EXACT
-    assert relative_error(-0.1 * layer.weight.grad, layer.weight - start) > 1e-3
+    for layer, linear, start in zip(layers, linears, starts, strict=True):
+        assert relative_error(layer.weight - start, linear.weight.T - start) <= EXACT
+        assert relative_error(layer.bias, linear.bias) <= EXACT
+        assert relative_error(-0.1 * layer.weight.grad, layer.weight - start) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -112,11 +112,21 @@ def test_attach_copies_and_detach(duplicate):
     twin(torch.randn(5, 4)).sum().backward()
     assert len(coverage(twin).treated) == len(list(model.parameters()))
     assert type(detach(twin)[0]) is Conv1D
-    assert type(model[0]) is corrected_layers.CorrectedTransformersConv1D
+    assert type(model[0]) is CorrectedConv1D
 
 
-def test_the_package_is_imported_for_a_pickle_and_nothing_else(monkeypatch):
-    monkeypatch.delitem(sys.modules, "transformers.pytorch_utils")
-    assert Conv1D not in corrected_layers.corrected_types()
-    with pytest.raises(AttributeError, match="no attribute 'CorrectedConv9d'"):
-        corrected_layers.CorrectedConv9d  # noqa: B018 — the access is the test
+def test_register_refuses_a_class_that_would_compute_something_else():
+    with pytest.raises(TypeError, match="Conv1D must inherit from CorrectedLinear or CorrectedTransposed and from"):
+        register(nn.Linear, Conv1D)
+    with pytest.raises(TypeError, match=r"CorrectedConv1D must inherit from .* and from Linear"):
+        register(nn.Linear, CorrectedConv1D)
+
+
+def test_module_that_registers_a_package_is_imported_when_its_layer_is_met(monkeypatch):
+    imported = []
+    monkeypatch.setattr(corrected_layers.importlib, "import_module", lambda *names: imported.append(names))
+    corrected_layers.corrected_type(nn.Linear)
+    assert imported == []
+    kind = type("Conv1D", (nn.Module,), {"__module__": "transformers.pytorch_utils"})
+    assert corrected_layers.corrected_type(kind) is None
+    assert imported == [(".transformers", "adiv_optim.attach")]

@@ -1,8 +1,8 @@
-"""The result as text, verdicts over many steps, what is left out, and what is refused."""
+"""The result as text and for loggers, layers that are left out, and arguments that are refused."""
 
 import math
+import re
 import threading
-from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
@@ -11,10 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import BatchIdeal, Proportional, Whitened, attach
-from adiv_optim.diagnostics import DivergenceRecorder, divergence
+from adiv_optim.diagnostics import divergence
 from tests.helpers.modules import Model
-
-IDEAL = BatchIdeal(1e-3)
 
 
 def model():
@@ -25,24 +23,6 @@ def batch():
     return torch.randn(6, 4), torch.randint(3, (6,))
 
 
-def test_share_of_steps_that_climb():
-    torch.manual_seed(0)
-    layer = nn.Linear(4, 2)
-    loss = lambda z, g: (z * g).sum()  # noqa: E731
-    recorders = {rule: DivergenceRecorder(layer, loss, correction=rule, every=1) for rule in (Proportional(), IDEAL)}
-    assert math.isnan(recorders[Proportional()].not_downhill()["total"])
-    for _ in range(100):
-        x, g = torch.randn(3, 1).mul(2).exp() * torch.randn(3, 4), torch.randn(3, 2)
-        for recorder in recorders.values():
-            recorder.step(x, g)
-    shares = {rule: recorder.not_downhill() for rule, recorder in recorders.items()}
-    counted = sum(not entry["descends"] for entry in recorders[Proportional()].history) / 100
-    assert shares[Proportional()]["total"] == pytest.approx(counted, abs=1e-12)
-    assert shares[Proportional()]["total"] > 0
-    assert shares[Proportional()][""] == shares[Proportional()]["total"]
-    assert shares[IDEAL]["total"] == 0
-
-
 def test_first_step_of_a_warm_up_has_no_verdict():
     network = model()
     optimizer = torch.optim.SGD([{"params": network[0].parameters(), "lr": 0.0}, {"params": network[3].parameters()}])
@@ -50,21 +30,20 @@ def test_first_step_of_a_warm_up_has_no_verdict():
     assert set(found.layers) == {"3"}
     assert found.left_out["0"] == "its learning rate is 0"
     optimizer.param_groups[1]["lr"] = 0.0
-    recorder = DivergenceRecorder(network, F.cross_entropy, optimizer, every=1, layers=["0", "3"])
-    assert "not downhill" not in str(recorder.step(*batch()))
-    assert math.isnan(recorder.not_downhill()["total"])
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1
-    recorder.step(*batch())
-    assert recorder.not_downhill() == {"0": 0, "3": 0, "total": 0}
+    undecided = divergence(network, F.cross_entropy, *batch(), optimizer=optimizer)
+    assert undecided.layers == {}
+    assert math.isnan(undecided.descent)
+    assert "not downhill" not in str(undecided)
 
 
-def test_layer_of_the_path_total_is_not_the_total():
-    network = nn.Sequential(OrderedDict(first=nn.Linear(4, 5), total=nn.Linear(5, 3)))
-    recorder = DivergenceRecorder(network, F.cross_entropy, every=1)
-    recorder.step(*batch())
-    recorder.history[0]["layers"]["total"]["descends"] = False
-    assert recorder.not_downhill() == {"first": 0, "total.": 1, "total": 0}
+def test_loggers_get_the_columns_of_the_table_flat():
+    found = divergence(model(), F.cross_entropy, *batch(), Proportional())
+    metrics = found.metrics()
+    assert metrics["divergence/descent"] == found.descent
+    assert metrics["divergence/0/cosine"] == found.layers["0"].cosine.nanmedian().item()
+    assert metrics["divergence/3/own gain"] == found.layers["3"].gain.nanmean().item()
+    header = [name for name in re.split(r"  +", str(found).splitlines()[0]) if name != "layer"]
+    assert [key.split("/")[2] for key in metrics if key.startswith("divergence/0/")] == [*header, "own gain deviation"]
 
 
 def test_optimizer_is_named_with_its_wrappers():
@@ -99,10 +78,10 @@ def test_left_out_layers_say_why():
         "embedding": "Embedding is left out by default",
         "norm": "BatchNorm1d is left out by default",
         "unused": "it was not called with any rows, or the loss does not depend on it",
-        "named": "it was called with keyword or non-tensor arguments",
+        "named": "it was called with arguments other than tensors by position",
         "idle": "it was not called with any rows, or the loss does not depend on it",
     }
-    with pytest.raises(ValueError, match=r"layer 'named' \(Linear\) cannot be measured: it was called with keyword"):
+    with pytest.raises(ValueError, match=r"layer 'named' \(Linear\) cannot be measured: it was called with arg"):
         divergence(odd, F.cross_entropy, *batch(), layers=["named"])
 
 
@@ -114,10 +93,17 @@ def test_named_layers_are_measured_and_no_other_norms_too():
     assert found.layers["2"].gain.min() > 0
 
 
-def holding(what):
+def with_a_lock():
     layer = nn.Linear(4, 3)
-    layer.held = what(layer)
+    layer.lock = threading.Lock()
     return layer
+
+
+def around(optimizer):
+    """An optimizer as Accelerate and Lightning put it around another."""
+    outer = torch.optim.SGD(optimizer.param_groups[0]["params"])
+    outer.optimizer = optimizer
+    return outer
 
 
 WRONG = {
@@ -143,8 +129,12 @@ WRONG = {
         lambda: (network := model(), None, {"optimizer": torch.optim.LBFGS(network.parameters())}),
         TypeError, "LBFGS evaluates the loss many times",
     ),
+    "of-a-trainer": (
+        lambda: (network := model(), None, {"optimizer": around(torch.optim.Adam(network.parameters()))}),
+        TypeError, "optimizer is the SGD of a trainer, .*; pass the Adam that it holds, optimizer.optimizer",
+    ),
     "lock": (
-        lambda: (holding(lambda layer: threading.Lock()), None, {}),
+        lambda: (with_a_lock(), None, {}),
         ValueError, r"Linear cannot be copied .*must not hold locks",
     ),
     "corrected-inside": (

@@ -6,7 +6,7 @@ from torch import nn
 
 from adiv_optim import BatchIdeal, Disproportional, Proportional, Whitened, attach, functional
 from adiv_optim._linalg import strips
-from adiv_optim.diagnostics import _closed_form, _rows, divergence
+from adiv_optim.diagnostics import _rows, divergence
 from adiv_optim.functional import patches, shared
 from adiv_optim.functional.linears import gram_of
 from adiv_optim.layers import AffineLikeLinear
@@ -128,7 +128,7 @@ def test_measured_patches_are_all_found(monkeypatch, max_rows):
 def test_rows_that_are_asked_for_one_by_one_are_all_answered(monkeypatch):
     one, x, g = attach(layer(), BatchIdeal(0.1)), input()[:11], torch.randn(11, 6, 5)
     whole = measured(one, x, g)
-    monkeypatch.setattr(_closed_form, "UNIT_NUMBERS", 4 * 2 * 11 * 5)  # four of 55 rows
+    monkeypatch.setattr(_rows, "UNIT_NUMBERS", 4 * 2 * 11 * 5)  # four of 55 rows
     agree(measured(one, x, g), whole)
 
 

@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from adiv_optim import GaussNewton, Proportional, attach
-from adiv_optim.jacobian import laplacian, memory
+from adiv_optim.jacobian import laplacian
+from adiv_optim.jacobian.terms import step_bytes
 from tests.jacobian.test_gauss_newton import equation, inside, network, on_the_sides, weights
+
+TERMS = "adiv_optim.jacobian.terms"
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -126,7 +129,7 @@ def test_settings_groups_scalers_and_autocast_are_refused():
 def test_a_step_that_needs_more_memory_than_is_free_says_how_many_points_fit(monkeypatch):
     model, points = network(), torch.rand(400, 2)
     count = sum(p.numel() for p in model.parameters())
-    monkeypatch.setattr(memory, "free_bytes", lambda device: memory.step_bytes(160, count, 160, 8))
+    monkeypatch.setattr(f"{TERMS}.free_bytes", lambda device: step_bytes(160, count, 160, 8))
     optimizer = GaussNewton(model)
     terms = [(lambda model, x: torch.cat([model(x), laplacian(model, x)]), points)]
     with pytest.raises(
@@ -141,7 +144,7 @@ def test_a_step_that_needs_more_memory_than_is_free_says_how_many_points_fit(mon
 
 def test_chunks_that_are_differentiated_at_once_are_of_the_largest_term(monkeypatch):
     seen = []
-    monkeypatch.setattr(memory, "step_bytes", lambda *about: seen.append(about) or 0)
+    monkeypatch.setattr(f"{TERMS}.step_bytes", lambda *about: seen.append(about) or 0)
     model = network()
     terms = [(inside, torch.rand(9, 2)), (lambda model, x: model(x) - x, torch.rand(5, 2))]
     for chunk_size, at_once in ((None, 10), (4, 8), (7, 10)):

@@ -31,11 +31,9 @@ def test_backward_accumulates_as_autograd_does_and_returns_the_detached_loss():
         assert not parameter.grad.requires_grad
 
 
-def test_signatures_show_the_arguments_of_the_function_behind_them_and_their_own_result():
+def test_both_functions_take_the_same_arguments():
     gradients, backward = (inspect.signature(f) for f in (jacobian.corrected_gradients, jacobian.backward))
-    assert list(gradients.parameters) == list(backward.parameters)
-    assert next(iter(gradients.parameters)) == "model"
-    assert (gradients.return_annotation, backward.return_annotation) == (dict[str, torch.Tensor], torch.Tensor)
+    assert gradients.parameters == backward.parameters
 
 
 def test_gradients_can_be_changed_in_place_one_by_one():
@@ -162,9 +160,14 @@ ERRORS = {
     "batch-norm": (with_batch_norm, {"layers": ["1"]}, ValueError, "layer '1': BatchNorm1d mixes the samples"),
     "layer-in-a-layer": (nested, {"layers": ["0.0", "0"]}, ValueError, r"names '0\.0', which is inside '0'.*name one"),
     "chunk-size": (mlp, {"chunk_size": 0}, ValueError, "chunk_size is 0.*at least 1"),
-    "keyword-call": (called_by_keyword, {}, ValueError, r"layer 'layer' \(Linear\) was called with keyword"),
+    "keyword-call": (
+        called_by_keyword,
+        {},
+        ValueError,
+        r"layer 'layer' \(Linear\) has no Jacobian: it was called with arguments other than tensors by position",
+    ),
     "nothing-trained": (lambda: mlp().requires_grad_(False), {}, ValueError, "no trainable parameter"),
-    "two-tensors": (two_tensors, {}, ValueError, "layer '' .*returned tuple; only a layer that returns one"),
+    "two-tensors": (two_tensors, {}, ValueError, "layer '' .*: it returned tuple; only a layer that returns one"),
 }
 
 
@@ -274,7 +277,7 @@ def test_a_layer_that_draws_random_numbers_is_named():
     noisy = Model(lambda model, x: F.dropout(x * model.gain, 0.5, model.training), gain=nn.Parameter(torch.ones(6)))
     model, x, y = nn.Sequential(noisy, nn.Linear(6, 3)), torch.randn(8, 6), torch.randint(3, (8,))
     with pytest.raises(
-        ValueError, match=r"layer '0' \(Model\) drew random numbers, .*: call model\.eval\(\) before, or"
+        ValueError, match=r"layer '0' \(Model\) .*: it drew random numbers, .* without model\.eval\(\); leave"
     ):
         jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     assert divergence(model, F.cross_entropy, x, y).left_out["0"].startswith("it drew random numbers")
@@ -285,7 +288,7 @@ def test_a_layer_that_is_called_without_arguments_is_named():
     alone = Model(lambda model: model.offset, offset=nn.Parameter(torch.ones(6)))
     model = Model(lambda model, x: model.head(x + model.first()), first=alone, head=nn.Linear(6, 3))
     x, y = torch.randn(8, 6), torch.randint(3, (8,))
-    with pytest.raises(ValueError, match=r"layer 'first' \(Model\) was called without arguments"):
+    with pytest.raises(ValueError, match=r"layer 'first' \(Model\) .*: it was called without arguments"):
         jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     assert divergence(model, F.cross_entropy, x, y).left_out["first"] == "it was called without arguments"
 

@@ -134,10 +134,11 @@ ERRORS = {
     ),
     "lazy": (lazy, AFFINE, ValueError, r"layer '1' \(LazyLinear\) has no shape yet; run one batch"),
     "unknown-arguments": (
-        mlp, {nn.Sequential: nn.ModuleList}, TypeError, "constructor arguments of Sequential.*pass a function",
+        lambda: nn.Sequential(nn.ReLU()), {nn.ReLU: nn.ReLU6}, TypeError,
+        "constructor arguments of ReLU; pass a function",
     ),
     "other-arguments": (mlp, {nn.Linear: L2Norm}, TypeError, r"layer '0' \(Linear\): L2Norm does not take in_features"),
-    "empty": (mlp, {}, ValueError, r"the mapping is empty; name a layer type and what replaces it"),
+    "empty": (mlp, {}, ValueError, r"the mapping is empty; name a layer type and its replacement"),
     "name": (mlp, {"0": DyT}, TypeError, r"the mapping holds '0': .*; it takes a layer type to a class or a function"),
     "module": (mlp, {nn.Linear: DyT(3)}, TypeError, r"the mapping holds .*: DyT\(.*; it takes a layer type to a class"),
     "nothing": (mlp, {nn.Linear: lambda old: None}, TypeError, r"layer '0' .*: the function returned None; it has to"),

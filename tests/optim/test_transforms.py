@@ -200,7 +200,7 @@ class Doubled(nn.Linear):
 def test_input_rows_that_would_see_more_dimensions_are_refused():
     layer = Doubled(3, 2)
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
-    with pytest.raises(RuntimeError, match=r"^weight: vmap maps over what input_rows reads"):
+    with pytest.raises(RuntimeError, match=r"^weight: vmap maps over the argument of input_rows"):
         vmap(layer)(torch.rand(4, 3))
     assert rows_of_a_step(layer, optimizer) == 0
 

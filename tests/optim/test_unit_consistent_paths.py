@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, gauge
-from adiv_optim.gauge._gauges import layer_scales
+from adiv_optim.gauge.gauges import layer_scales
 from tests.helpers.cases import relative_error
 from tests.helpers.unit_consistent import BATCHES, GAUGES, OPTIMIZERS, ConvNet, batches_for, mlp, train, wrapped
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...activations import Activation, gaussian_moments
+from ..activations import Activation, gaussian_moments
 
-#: Of two equal samples rounding leaves a share of the second one, once the first is projected out. In Gram matrices by
-#: matrix product it was seen to be this many ε at most.
+#: Of two equal samples rounding leaves a share of the second, once the first is projected out: in Gram matrices by
+#: matrix product at most this many ε, as measured.
 COPIES = 16
 
 
@@ -43,9 +43,9 @@ def isometry_gap(gram: Tensor) -> Tensor:
     r"""Compute :math:`-\log \mathcal{I}(G)`: 0 for a multiple of the identity, infinite for a singular matrix.
 
     Joudaki et al. 2023, below Eq. 3. The determinant is that of a Cholesky factor, whose accuracy, unlike that of
-    eigenvalues, does not suffer from samples of very different length. A sample of which no more is left than
-    rounding, once the samples before it are projected out (|rest|² ≤ (n + 16) ε |x|², with ε of the matrix's dtype),
-    makes the matrix singular: gap ∞, isometry 0, and no gradient. NaN stays NaN.
+    eigenvalues, does not suffer from samples of very different length. A matrix is singular (gap ∞, isometry 0, no
+    gradient) where a sample has only rounding left, |rest|² ≤ (n + 16) ε |x|² with ε of the matrix's dtype, once the
+    samples before it are projected out. NaN stays NaN.
 
     Args:
         gram: as for `isometry`. Prefer float64, in which fewer of them are singular.
@@ -116,10 +116,10 @@ def isometry_strength(activation: Activation) -> float:
         >>> round(isometry_strength(torch.nn.ReLU()), 6)  # 2 − π / (2π − 2)
         1.266529
     """
-    found = gaussian_moments(activation)
-    if found.is_constant:
-        raise ValueError(f"activation is the constant {found.mean:g}: it maps all samples to one and has no strength.")
-    return 1 + found.nonlinear / found.variance
+    moments = gaussian_moments(activation)
+    if moments.is_constant:
+        raise ValueError(f"activation is the constant {moments.mean:g}: all samples become one, without a strength.")
+    return 1 + moments.nonlinear / moments.variance
 
 
 def mean_field_bound(gram: Tensor, strength: float, depths: int | Sequence[int] | Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Isometry of every layer's outputs, read off the forward passes of a model as they happen."""
 
+import json
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -7,17 +9,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
 
 from ..._linalg.limits import check_count
 from ...attach.checks import no_such_module
-from .._logged import scalars, write_json
 from .._rows import evenly, to_float64
 from .gram import isometry_gap
 
 
+def _null_if_infinite(value: Any) -> Any:
+    """Replace numbers that strict JSON has no name for."""
+    if isinstance(value, dict):
+        return {key: _null_if_infinite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_null_if_infinite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def samples(output: Tensor) -> Tensor:
-    """Samples as `record` takes them: rows of (B, d), tokens within each sequence of (B, T, d), whole images else."""
+    """Return samples as `record` takes them: rows of (B, d), tokens of each sequence of (B, T, d), else images."""
     return output if output.dim() <= 3 else output.flatten(1)
 
 
@@ -57,11 +66,17 @@ class IsometryRecorder:
         Of a layer that ran several times the last call counts.
         """
         calls = self.history[-1]["layers"] if self.history else []
-        return scalars("isometry", {call["path"]: call for call in calls})
+        return {
+            f"isometry/{call['path']}/{name}": float(value)
+            for call in calls
+            for name, value in call.items()
+            if isinstance(value, (int, float))
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the history as JSON; an infinite gap becomes null."""
-        write_json(path, {"every": self.every, "left_out": self.left_out, "history": self.history})
+        result = {"every": self.every, "left_out": self.left_out, "history": self.history}
+        Path(path).write_text(json.dumps(_null_if_infinite(result), indent=1) + "\n")
 
     def __enter__(self) -> "IsometryRecorder":
         return self
@@ -98,8 +113,8 @@ class IsometryRecorder:
             return
         rows: Any = self.rows(output)
         if not isinstance(rows, Tensor) or rows.dim() < 2:
-            found = f"a tensor of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
-            self.left_out[path] = f"rows() made {found} of its output; samples are (..., n, features)"
+            kind = f"a tensor of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
+            self.left_out[path] = f"rows() made {kind} of its output; samples are (..., n, features)"
             return
         rows = to_float64(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
         gap = isometry_gap(rows @ rows.mT)
@@ -115,16 +130,11 @@ class IsometryRecorder:
 
 
 def _no_samples(output: Any) -> str | None:
-    """The kind of an output that has no Gram matrix."""
+    """Say of which kind an output without a Gram matrix is."""
     if not isinstance(output, Tensor):
         return type(output).__name__
     if output.is_nested:  # as torch's TransformerEncoder makes of padded sequences in evaluation
         return "nested tensor"
-    inner = output
-    while _functorch.is_gradtrackingtensor(inner):
-        inner = _functorch.get_unwrapped(inner)
-    if _functorch.is_batchedtensor(inner):
-        return "tensor under vmap, whose numbers cannot be read"
     if not output.is_floating_point() or output.dim() < 2:
         return f"{output.dtype} tensor of shape {tuple(output.shape)}"
     return None
@@ -141,7 +151,7 @@ def record(
     r"""Watch the isometry of a model's layers: at initialisation by one forward pass, in training by all of them.
 
     Of every layer's output the Gram matrix :math:`G_{ij} = \langle x_i, x_j \rangle` of the samples is formed, in
-    float64, and of it only `isometry` and `isometry_gap` are kept. Samples are what Joudaki et al. 2023 take for them:
+    float64, and of it only `isometry` and `isometry_gap` are kept. Samples are those of Joudaki et al. 2023:
 
     - (B, d): the rows, one Gram matrix of the batch.
     - (B, T, d): the tokens of a sequence (App. B.4), one T × T matrix each, over which the numbers are averaged.

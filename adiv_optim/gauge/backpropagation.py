@@ -1,0 +1,160 @@
+"""Backpropagation through the unit-consistent adjoint: another backward chain under the same forward."""
+
+import inspect
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from ..attach.checks import bypassed, label
+from .rz import rz_scaling
+
+
+class _ScaledGradient(Function):
+    """Identity; its backward multiplies by `scale`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input: Tensor, scale: Tensor) -> Tensor:
+        return input.view_as(input)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (scale,) = ctx.saved_tensors
+        return grad_output * scale.to(grad_output.dtype), None
+
+
+def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    r"""torch.nn.functional.linear whose backward chain goes through W'ᵀ in place of Wᵀ.
+
+    With W = D W' E by `gauge.rz_scaling` and g the gradient that arrives at the output,
+
+    .. math:: g_x = W'^\top g = E^{-1} W^\top D^{-1} g, \qquad g_W = \sum_k D^{-1} g_k x_k^\top, \qquad
+              g_b = \sum_k D^{-1} g_k
+
+    (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*, A.3). In a chain of
+    such layers and ReLUs no rescaling of hidden units changes any g: g is without units. D⁻¹ gives the parameters'
+    gradients the units of gradients, so that `UnitConsistent` maps them as it maps any other, up to a scalar per layer,
+    which Adam does not see: S_out = S_in = c changes x and leaves the weight as it is.
+
+    **None of these is a gradient of the loss**: the chain leaves out the rescaling D E between one layer's canonical
+    output and the next one's canonical input. The steps need not go downhill, and second derivatives mean nothing.
+    It costs one pass over the weight in the forward. torch.func.vmap may go over the input, but not
+    over the weight, whose zeros have to be seen.
+
+    Args:
+        input: shape (…, in_features).
+        weight: shape (out_features, in_features).
+        bias: shape (out_features,) or None.
+
+    Returns:
+        Shape (…, out_features); bit for bit torch's.
+
+    Raises:
+        TypeError, ValueError: as `gauge.rz_scaling`: NaN or inf in the weight, or a scale out of range.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim.gauge import uc_linear
+        >>> weight, units = torch.tensor([[2.0, 8.0], [-2.0, 0.5]]), torch.tensor([1.0, 100.0])
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> uc_linear(x, weight).sum().backward()
+        >>> again = torch.ones(2, requires_grad=True)
+        >>> uc_linear(again, weight * units).sum().backward()
+        >>> torch.allclose(x.grad, again.grad)
+        True
+    """
+    row_scale, _, column_scale = rz_scaling(weight)
+    input = _ScaledGradient.apply(input, 1 / column_scale)
+    return _ScaledGradient.apply(F.linear(input, weight, bias), 1 / row_scale)
+
+
+def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
+    """Let a model's backward pass go through every layer's W'ᵀ; its forward pass stays as it is.
+
+    It goes on nn.Linear, nn.Conv1d/2d/3d and their subclasses by hooks, and not on the projections of
+    nn.MultiheadAttention, which are used without a call. A layer's class, parameters and state dict stay, and
+    corrections may be attached as well. See `uc_linear` for the equation; the adjoint of a convolution scales channels,
+    per group. **p.grad does not hold a gradient of the loss.**
+
+    Args:
+        model: any module, itself a layer included.
+
+    Returns:
+        A handle whose `remove()` restores torch's backward pass; also a context manager. A copy of the model keeps the
+        backward pass, and has no handle.
+
+    Raises:
+        ValueError: the model has no such layer, or one that goes through W'ᵀ already.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim.gauge import uc_backpropagation
+        >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 2)
+        >>> plain, = torch.autograd.grad(model(x).sum(), model[0].weight)
+        >>> with uc_backpropagation(model):
+        ...     changed, = torch.autograd.grad(model(x).sum(), model[0].weight)
+        >>> restored, = torch.autograd.grad(model(x).sum(), model[0].weight)
+        >>> torch.equal(plain, restored), torch.equal(plain, changed)
+        (True, False)
+    """
+    without_call = bypassed(model)
+    every = [(path, module) for path, module in model.named_modules() if isinstance(module, _LAYERS)]
+    layers = {path: layer for path, layer in every if layer not in without_call}
+    for path, layer in layers.items():
+        if any(isinstance(getattr(hook, "__self__", None), _Ends) for hook in layer._forward_hooks.values()):
+            raise ValueError(
+                f"uc_backpropagation: {label(path)} has it already, and twice would scale its gradient twice; "
+                "call remove() of the first call's handle. A copy keeps the hooks of its original: copy before."
+            )
+    if not layers:
+        types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
+        raise ValueError(f"uc_backpropagation: found modules of type {types}; it goes on Linear and Conv1d/2d/3d.")
+    handle = UCBackpropagation()
+    for layer in layers.values():
+        ends = _Ends()
+        handle.callback(layer.register_forward_pre_hook(ends.input, with_kwargs=True).remove)
+        handle.callback(layer.register_forward_hook(ends.output).remove)
+    return handle
+
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class UCBackpropagation(ExitStack):
+    """The handle of `uc_backpropagation`: `remove()` takes the hooks off; as a context manager, on leaving."""
+
+    def remove(self) -> None:
+        """Restore torch's backward pass; a second time does nothing."""
+        self.close()
+
+
+class _Ends:
+    """Both ends of one layer; a class, so that a model that has them can be copied and pickled."""
+
+    inverse_rows: Tensor | None = None
+
+    def input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+            return None
+        positions = layer.weight.dim() - 2
+        scaling = rz_scaling(layer.weight, groups=getattr(layer, "groups", 1), kernel_dims=positions)
+        self.inverse_rows, columns = ((1 / scale).view(-1, *(1,) * positions) for scale in scaling[::2])
+        if args:
+            return (_ScaledGradient.apply(args[0], columns), *args[1:]), kwargs
+        # Subclasses name their input as they like; it is the first argument.
+        name = next(iter(inspect.signature(layer.forward).bind(**kwargs).arguments))
+        return args, {**kwargs, name: _ScaledGradient.apply(kwargs[name], columns)}
+
+    def output(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        rows, self.inverse_rows = self.inverse_rows, None
+        return None if rows is None else _ScaledGradient.apply(output, rows)

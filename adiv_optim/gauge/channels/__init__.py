@@ -1,1 +1,0 @@
-"""The channels of a model: tracing it, and a rule for each operation."""

@@ -1,0 +1,223 @@
+"""Gauges: weights of the same function, the change from one to another, and the rules that choose coordinates."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .._linalg import host
+from .._linalg.limits import check_count, check_not_negative
+from .._linalg.shards import whole
+from .graph import ChannelGraph, Entry, Factors
+from .network import network_scales
+from .rz import rz_scaling
+
+
+def random_gauge(graph: ChannelGraph, sigma: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
+    """Draw log-scales s ~ N(0, σ²), one for each free channel.
+
+    Args:
+        graph: from `trace`.
+        sigma: σ; scales e^s are log-normal.
+        generator: of the random numbers; the result is on its device.
+
+    Returns:
+        (graph.free,), float64.
+
+    Raises:
+        ValueError: σ is negative or not finite.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import gauge
+        >>> graph = gauge.trace(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.ones(1, 3))
+        >>> gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([4])
+    """
+    check_not_negative("random_gauge", sigma=sigma)
+    device = generator.device if generator is not None else None
+    return sigma * torch.randn(graph.free, generator=generator, device=device, dtype=torch.float64)
+
+
+@torch.no_grad()
+def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn.Module:
+    r"""Rescale a model's channels in place; its function stays.
+
+    .. math:: W_{oi} \leftarrow e^{s_o} W_{oi} e^{-s_i}, \qquad b_o \leftarrow e^{s_o} b_o
+
+    The function is that of the traced call: parameters that it did not use (`graph.outside`) stay as they are, and
+    a call that uses them changes. A running mean moves by e^s, a running variance by e^{2s}.
+    BatchNorm's function changes as much as its eps matters beside the variance, and not at all where that is negligible
+    (1e-30, say).
+
+    Args:
+        model: the traced model, or one with the same parameters.
+        graph: from `trace`.
+        log_scales: s, (graph.free,); in any precision and on any device.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: `log_scales` has another shape or holds NaN or inf, or the model lacks a parameter of the
+            graph or has it in another shape. The model is then unchanged.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import gauge
+        >>> model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double(), torch.randn(5, 3).double()
+        >>> graph, before = gauge.trace(model, x), model(x)
+        >>> _ = gauge.apply_gauge(model, graph, gauge.random_gauge(graph))
+        >>> torch.allclose(model(x), before)
+        True
+    """
+    graph.check(log_scales)
+    if not bool(log_scales.isfinite().all()):
+        raise ValueError("log_scales holds NaN or inf; draw it from random_gauge or network_scales.")
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    entries = {**graph.parameters, **graph.buffers}
+    factors = {**graph.factors(log_scales.double()), **graph.buffer_factors(log_scales.double())}
+    if lacking := [name for name in factors if name not in tensors]:
+        raise ValueError(
+            f"the graph has {lacking[0]!r}, which the model does not; trace the model that it is applied to."
+        )
+    parts = {name: entries[name].of_shard(name, tensors[name])[1] for name in factors}
+    for name, part in parts.items():
+        _, d, e = factors[name].of_shard(tensors[name])
+        # One of the factors may leave the range of half precision where their product does not.
+        at_least_float32 = part.to(host.wide(part))
+        part.copy_(at_least_float32 * d.to(at_least_float32) * e.to(at_least_float32))
+    return model
+
+
+def canonical(model: nn.Module, graph: ChannelGraph, *, fan_in: bool = True) -> Tensor:
+    """Bring a model into its balanced gauge, in place: the one in which `network_scales` returns zeros.
+
+    This is the paper's projection Π (appendix B) for a whole network: all models that differ by a gauge become the
+    same. A second projection changes none.
+
+    Args:
+        model: the traced model, or one with the same parameters.
+        graph: from `trace`.
+        fan_in: the magnitude of balanced weights; see `network_scales`.
+
+    Returns:
+        The log-scales that were taken off; `apply_gauge(model, graph, …)` with them puts them back.
+
+    Raises:
+        ValueError: as `network_scales` and `apply_gauge`. The model is then unchanged.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import gauge
+        >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).double()
+        >>> _ = model[0].weight.data.fill_(2.0), model[2].weight.data.fill_(-8.0)
+        >>> gauge.canonical(model, gauge.trace(model, torch.ones(1, 1).double())).exp()
+        tensor([0.5000], dtype=torch.float64)
+        >>> round(model[0].weight.item(), 9), round(model[2].weight.item(), 9)
+        (4.0, -4.0)
+    """
+    log_scales = network_scales(graph, dict(model.named_parameters()), fan_in=fan_in)
+    apply_gauge(model, graph, -log_scales)
+    return log_scales
+
+
+@dataclass(frozen=True)
+class Gauge(ABC):
+    """A rule for scales D and E of every parameter such that W' = D⁻¹WE⁻¹ is the same in every gauge.
+
+    Args:
+        every: measure the scales anew every so many steps; equivalent networks follow one path all the same.
+        fan_in: the magnitude that channels are balanced to; see `network_scales`.
+    """
+
+    every: int = 1
+    fan_in: bool = True
+
+    def __post_init__(self) -> None:
+        check_count(type(self).__name__, every=self.every)
+
+    @abstractmethod
+    def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
+        """Return D and E of every parameter that moves.
+
+        Args:
+            graph: from `trace`.
+            parameters: name → tensor.
+            log_scales: the network gauge of these parameters, from `network_scales`.
+        """
+
+    def treats(self, graph: ChannelGraph) -> dict[str, str]:
+        """Say how each parameter with scales is treated: here those that a free channel moves. All others are plain."""
+        return {name: f"network gauge, {entry.free()}" for name, entry in graph.parameters.items() if entry.moves}
+
+
+@dataclass(frozen=True)
+class NetworkGauge(Gauge):
+    r"""One scale per channel of the whole network: D = exp(s_out), E = exp(−s_in), s from `network_scales`.
+
+    The wrapped optimizer runs as it would on the balanced network. With `fan_in` that is near the network as PyTorch
+    initialises it, so that learning rates carry over. Weights and biases follow one path in every gauge.
+
+    Example:
+        >>> NetworkGauge(every=10)
+        NetworkGauge(every=10, fan_in=True)
+    """
+
+    def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
+        """Return exp(s_out) and exp(−s_in); see `Gauge.factors`."""
+        return graph.factors(log_scales)
+
+
+@dataclass(frozen=True)
+class LayerGauge(Gauge):
+    r"""Every weight by itself: D and E from `rz_scaling`, the paper's step :math:`W \leftarrow W - \eta D^2 G E^2`.
+
+    (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*.) Typical weights
+    have |W'| ≈ 1 then, so that learning rates do not carry over: for N(0, σ²) weights divide plain SGD's rate by about
+    0.28σ². Biases, and whatever is no matrix, take the scales of `NetworkGauge`: by D of one layer they drift.
+
+    Example:
+        >>> LayerGauge()
+        LayerGauge(every=1, fan_in=True)
+    """
+
+    def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
+        """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
+        network = graph.factors(log_scales)
+        # `rz_scaling` gives rows of zeros, and parts of a weight that zeros set apart, scales by convention. They are
+        # the same in every gauge, as the weight in the network gauge is, of which it takes them.
+        factors = dict(network)
+        for name in self._weights(graph):
+            balanced = network[name].divide(parameters[name]) if name in network else parameters[name]
+            shape, d, e = layer_scales(graph.parameters[name], balanced)
+            if name in network:
+                d, e = d * network[name].d.to(d), e * network[name].e.to(e)
+            factors[name] = Factors(shape, d, e)
+        return factors
+
+    def treats(self, graph: ChannelGraph) -> dict[str, str]:
+        """Say "layer gauge" of weights; see `Gauge.treats`."""
+        return {**super().treats(graph), **dict.fromkeys(self._weights(graph), "layer gauge")}
+
+    @staticmethod
+    def _weights(graph: ChannelGraph) -> list[str]:
+        return [name for name, entry in graph.parameters.items() if entry.matrix]
+
+
+def layer_scales(entry: Entry, weight: Tensor) -> Factors:
+    """Return D and E of a weight that is a matrix or a kernel by `rz_scaling`, and raise as that does.
+
+    A sharded weight is gathered, so that all processes with a part call this together.
+    """
+    weight = whole(weight.detach())
+    # Scales of float16 weights may lie outside of float16's range.
+    ones = (1,) * (weight.dim() - 2)
+    at_least_float32 = weight.to(host.wide(weight))
+    rows, _, columns = rz_scaling(at_least_float32.reshape(entry.shape), kernel_dims=len(ones))
+    return Factors(entry.shape, rows.view(*rows.shape, 1, *ones), columns.view(*columns.shape[:-1], 1, -1, *ones))

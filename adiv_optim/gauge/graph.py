@@ -1,0 +1,207 @@
+"""The channels of a traced model, and how each parameter moves when they are rescaled."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._linalg.shards import held, local
+
+
+class Factors(NamedTuple):
+    """The two diagonal scales of one parameter, shaped to multiply `parameter.view(shape)`.
+
+    Args:
+        shape: the parameter's own shape, with the groups of a grouped convolution split off its first dimension.
+        d: D = exp(s_out), broadcastable to `shape`.
+        e: E = exp(−s_in), broadcastable to `shape`.
+    """
+
+    shape: tuple[int, ...]
+    d: Tensor
+    e: Tensor
+
+    def of_shard(self, parameter: Tensor) -> "Factors":
+        """Return those of this process's part of a parameter: all of it, where it is not sharded."""
+        shape, (d, e) = held(self.shape, (self.d, self.e), parameter)
+        return Factors(shape, d, e)
+
+    def divide(self, parameter: Tensor) -> Tensor:
+        """Return W' = W / (d e), in float32 at least; as sharded as the parameter is."""
+        wide = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+        part, (shape, d, e) = local(wide), self.of_shard(parameter)
+        part.copy_((part.view(shape) / d.to(part)).div_(e.to(part)).view(part.shape))
+        return wide
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """How one parameter or buffer moves: entry w becomes w · exp(power · (s[plus] − s[minus])).
+
+    Args:
+        shape: to view the tensor in; only a grouped convolution's differs from its own shape.
+        plus: channel indices, broadcastable to `shape`; 0 is the pinned channel, k the free log-scale k − 1.
+        minus: likewise.
+        counted: whether the network gauge balances it: a weight, not a bias, unless its channels have nothing else.
+        power: 2 for a running variance, else 1.
+        moves: whether any free channel touches it.
+        expected_log_weight: mean of log|w| as PyTorch initialises such a weight: −½ log(fan_in) − 1 for matrices and
+            kernels.
+        why: why no channel moves it; empty if one does.
+        matrix: whether its dimensions are outputs, inputs and positions, as those of a matrix or a kernel are.
+    """
+
+    shape: tuple[int, ...]
+    plus: Tensor
+    minus: Tensor
+    counted: bool
+    power: int = 1
+    moves: bool = True
+    expected_log_weight: float = 0.0
+    why: tuple[str, ...] = ()
+    matrix: bool = False
+
+    def free(self) -> str:
+        """Say how many of its scales are free."""
+        ends = [(ids, end) for ids, end in ((self.plus, "outputs"), (self.minus, "inputs")) if bool(ids.any())]
+        parts = [f"{int((ids > 0).sum())} of {ids.numel()} {end}" for ids, end in ends]
+        return f"{' and '.join(parts)} free"
+
+    def of_shard(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
+        """Return how this process's part of a tensor moves, and that part, detached, in its shape."""
+        self.check(name, tensor)
+        shape, (plus, minus) = held(self.shape, (self.plus, self.minus), tensor)
+        return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Refuse a tensor of another shape."""
+        split = len(self.shape) - tensor.dim() + 1  # how many dimensions its first one was split into
+        traced = (math.prod(self.shape[:split]), *self.shape[split:]) if self.shape else ()
+        if tensor.shape != traced:
+            raise ValueError(f"{name!r} has shape {tuple(tensor.shape)}, but was traced with {traced}; trace again.")
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """The channels of one layer's output, or of a parameter that is used as an activation.
+
+    Args:
+        name: path of the layer, or of the parameter.
+        index: (channels,), 0 where pinned, else 1 + the position in `log_scales`. Nodes that share scales,
+            as the summands of a residual connection do, share indices.
+        why: why channels are pinned, most frequent reason first; empty if all are free.
+    """
+
+    name: str
+    index: Tensor
+    why: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class ChannelGraph:
+    """Which channels of which layers share a positive scale; made by `gauge.trace`, printed, a table.
+
+    It holds names, never tensors of the model, and can be copied and pickled.
+
+    Args:
+        free: how many log-scales may be chosen; `log_scales` has shape (free,).
+        nodes: the layers' outputs.
+        parameters: name → how it moves, for every parameter that the model used. A tied one goes by its first name.
+        buffers: likewise, for the running statistics of BatchNorm.
+        outside: names of parameters that the traced call did not use.
+        unknown: operations without a rule, all inputs and outputs of which were pinned.
+        inexact: normalisers with an eps above 1e-20 whose input is free: unchanged only up to eps.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import gauge
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> graph = gauge.trace(model, torch.ones(1, 3))
+        >>> entry = graph.parameters["0.weight"]
+        >>> entry.plus.flatten(), entry.minus.flatten()  # four free outputs, inputs pinned
+        (tensor([1, 2, 3, 4]), tensor([0]))
+        >>> factors = graph.factors(gauge.network_scales(graph, dict(model.named_parameters())))
+        >>> balanced = model[0].weight.view(factors["0.weight"].shape) / (factors["0.weight"].d * factors["0.weight"].e)
+    """
+
+    free: int
+    nodes: tuple[Node, ...]
+    parameters: dict[str, Entry]
+    buffers: dict[str, Entry]
+    outside: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    inexact: tuple[str, ...] = ()
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}
+
+    def factors(self, log_scales: Tensor) -> dict[str, Factors]:
+        """Return D and E of every parameter that moves.
+
+        In canonical coordinates w is `w.view(shape) / (d * e)`, and its gradient g is `g.view(shape) * d * e`.
+
+        Args:
+            log_scales: (free,), on the device the factors are wanted on.
+
+        Returns:
+            name → `Factors`. Parameters without free channels are left out: both their factors are 1.
+
+        Raises:
+            ValueError: `log_scales` has another shape.
+        """
+        return self._factors(self.parameters, log_scales)
+
+    def buffer_factors(self, log_scales: Tensor) -> dict[str, Factors]:
+        """Return the same for the running statistics: a mean moves by s, a variance by s²."""
+        return self._factors(self.buffers, log_scales)
+
+    def _factors(self, entries: dict[str, Entry], log_scales: Tensor) -> dict[str, Factors]:
+        self.check(log_scales)
+        moving = {name: entry for name, entry in entries.items() if entry.moves}
+        if not moving:
+            return {}
+        key = ("gather", entries is self.buffers, log_scales.device)
+        if key not in self._cache:
+            ends = [(i, s * entry.power) for entry in moving.values() for i, s in ((entry.plus, 1), (entry.minus, -1))]
+            self._cache[key] = (
+                torch.cat([index.flatten() for index, _ in ends]).to(log_scales.device),
+                torch.cat([torch.full_like(index.flatten(), power) for index, power in ends]).to(log_scales.device),
+                [index.shape for index, _ in ends],
+            )
+        gather, power, shapes = self._cache[key]
+        values = (torch.cat([log_scales.new_zeros(1), log_scales])[gather] * power).exp()
+        parts = values.split([shape.numel() for shape in shapes])
+        scales = iter([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
+        return {name: Factors(entry.shape, next(scales), next(scales)) for name, entry in moving.items()}
+
+    def check(self, log_scales: Tensor) -> None:
+        """Refuse log-scales of another shape than (free,)."""
+        if log_scales.shape != (self.free,):
+            raise ValueError(
+                f"log_scales has shape {tuple(log_scales.shape)}, but the graph has {self.free} free channels; "
+                "pass the result of random_gauge or network_scales for this graph."
+            )
+
+    def __str__(self) -> str:
+        """Return one line per node."""
+        rows = [("node", "channels", "free", "pinned because")]
+        for node in self.nodes:
+            free = int((node.index > 0).sum())
+            why = "; ".join(node.why[:2]) + ("; …" if len(node.why) > 2 else "")
+            rows.append((node.name or "the model itself", str(len(node.index)), str(free), why))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+        lines.append(f"{self.free} free log-scales")
+        for title, names in (
+            ("not used by the traced call", self.outside),
+            ("without a rule, pinned", self.unknown),
+            ("exact only with eps near 0", self.inexact),
+        ):
+            if names:
+                more = f", and {len(names) - 5} more" if len(names) > 5 else ""
+                lines.append(f"{title}: {', '.join(names[:5])}{more}")
+        return "\n".join(lines)

@@ -1,0 +1,175 @@
+"""The network gauge: one log-scale for every channel of a network, by least squares over all its weights."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .._linalg import host
+from .._linalg.shards import Group, add_up, add_up_shards, cut_of, whole
+from .graph import ChannelGraph, Entry
+from .log_least_squares import Laplacian
+
+#: A pass over the weights is the last one if its solution moves no log-scale by more than this.
+_NEAR = 0.1
+_PASSES = 5  # one of which may only meet zeros
+#: Weights whose logarithms are taken at once: on a CPU, temporaries within its cache take less time.
+WEIGHTS_AT_ONCE = 2**18
+
+
+@torch.no_grad()
+def network_scales(
+    graph: ChannelGraph, parameters: Mapping[str, Tensor], *, fan_in: bool = True, start: Tensor | None = None
+) -> Tensor:
+    r"""Return the log-scales that leave the weights as near to their magnitude at initialisation as rescaling can.
+
+    .. math:: \min_s \sum_{w_{oi} \ne 0} \left(\log|w_{oi}| - u - s_o + s_i\right)^2, \qquad
+              u = -\tfrac12 \log(\text{fan in}) - 1, \qquad s = 0 \text{ where pinned}
+
+    u is the mean of log|w| as PyTorch initialises the layer (for gains and embeddings their own). It does not depend
+    on the weights, so any u is as blind to the gauge as u = 0 (`fan_in=False`, magnitude 1 for all weights alike).
+    Without it a network whose layers differ in width is far from balanced as it is initialised: 3072 inputs, 32 hidden
+    units and 10 outputs would slow the first layer's steps down by four orders of magnitude.
+
+    Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, so that
+    coordinates W' = D⁻¹WE⁻¹, D = exp(s_out), E = exp(−s_in), are blind to the gauge. Biases are not counted. Zero
+    weights are left out: a channel takes its scale from its other weights, and without any it keeps scale 1. Channels
+    that zeros cut off from every pinned one have a scale only relative to each other, of weighted mean 0.
+
+    A pass over the weights sums log|W| over rows and columns; the normal equations, a graph Laplacian, are then solved
+    for vectors only, by conjugate gradients.
+
+    Every process sums its part of sharded weights, and all with a part call this together: a pass is one sum over them
+    of a number for each channel, and every process solves the same equations. Zeros in such a weight are gathered, a
+    byte for each of its elements.
+
+    Args:
+        graph: from `trace`.
+        parameters: name → tensor, as `dict(model.named_parameters())`.
+        fan_in: whether u is as above, or 0.
+        start: log-scales near the solution, such as an earlier step's; (graph.free,).
+
+    Returns:
+        (graph.free,), float64, on the device of the first of the graph's weights, or on the CPU if that has no float64.
+
+    Raises:
+        ValueError: a weight of the graph is missing, has another shape, or holds NaN or inf; or `start` has
+            another shape.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import gauge
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+        >>> graph = gauge.trace(model, torch.ones(1, 3).double())
+        >>> before = gauge.network_scales(graph, dict(model.named_parameters()))
+        >>> t = gauge.random_gauge(graph)
+        >>> _ = gauge.apply_gauge(model, graph, t)
+        >>> torch.allclose(gauge.network_scales(graph, dict(model.named_parameters())), before + t)
+        True
+    """
+    entries = {name: entry for name, entry in graph.parameters.items() if entry.counted and entry.moves}
+    if lacking := [name for name in entries if name not in parameters]:
+        raise ValueError(f"parameters lack {lacking[0]!r}, which the graph has; pass dict(model.named_parameters()).")
+    devices = {name: parameters[name].device for name in entries}
+    device = host.with_float64(next(iter(devices.values()), torch.device("cpu")))
+    if not entries:
+        return torch.zeros(graph.free, dtype=torch.float64, device=device)
+    key = ("laplacian", *devices.values())
+    if key not in graph._cache:
+        on_devices = {
+            name: replace(entry, plus=entry.plus.to(devices[name]), minus=entry.minus.to(devices[name]))
+            for name, entry in entries.items()
+        }
+        graph._cache[key] = Laplacian.of(graph.free, tuple(entries.values()), device), on_devices
+    laplacian, entries = graph._cache[key]
+    parts = {name: entry.of_shard(name, parameters[name]) for name, entry in entries.items()}
+    scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)
+    if start is not None:
+        graph.check(start)
+        scales[1:] = start
+    zeros = False
+    for _ in range(_PASSES):
+        copies = {each: scales.to(each, host.widest(each)) for each in {*devices.values()}}
+        sums = {
+            name: (part, _sums_of(weight, part, copies[devices[name]], part.expected_log_weight * fan_in, zeros))
+            for name, (part, weight) in parts.items()
+        }
+        right = _sums_by_channel(sums, parameters, len(scales), device)
+        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
+        if not zeros and not all(host.read(right.isfinite().all())):
+            _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
+            zeros = True
+            empty = (whole(parameters[name].detach() == 0).view(entry.shape) for name, entry in entries.items())
+            laplacian = laplacian.without(tuple(entries.values()), empty)
+            continue
+        right[0] = 0  # the pinned channel keeps its scale
+        change = laplacian.solve(right)
+        scales += change
+        # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
+        if all(host.read(~(change.abs().max() > _NEAR))):
+            break
+    return scales[1:]
+
+
+def _sums_by_channel(
+    sums: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]],
+    parameters: Mapping[str, Tensor],
+    channels: int,
+    device: torch.device,
+) -> Tensor:
+    """Add the row and column sums of all weights up by channel, and over the processes with their parts.
+
+    `sums` has, by name, the entry of this process's part of the weight, and its `_sums_of`. The result is (channels,),
+    in float64 on that device, the same on all processes.
+    """
+    by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
+    for name, (entry, of_weight) in sums.items():
+        cut = cut_of(parameters[name])
+        by_group.setdefault(cut and cut.group, []).extend(zip((entry.plus, entry.minus), of_weight, strict=True))
+    totals = []
+    for group, pairs in by_group.items():
+        indices = torch.cat([index.flatten().to(device) for index, _ in pairs])
+        total = torch.zeros(channels, dtype=torch.float64, device=device)
+        total.index_add_(0, indices, torch.cat([summed.to(device) for _, summed in pairs]).double())
+        if group is not None:
+            add_up([total], group)
+        totals.append(total)
+    return torch.stack(totals).sum(0)
+
+
+def _refuse_no_magnitude(weights: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError if a weight holds NaN or inf, on all processes with a part of it."""
+    bad = {name: torch.stack([weight.isnan().any(), weight.isinf().any()]).long() for name, weight in weights.items()}
+    add_up_shards((parameters[name], counts) for name, counts in bad.items())
+    for name, (nan, inf) in bad.items():
+        if nan or inf:
+            kind = "NaN" if nan else "inf"
+            raise ValueError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
+
+
+def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, u: float, zeros: bool) -> tuple[Tensor, Tensor]:
+    """Sum log|w| − u − s_o + s_i over rows for s_out and over columns for s_in, signed as they enter; flat."""
+    plus, minus = scales[entry.plus] + u, scales[entry.minus]
+    weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
+    rows = max(1, WEIGHTS_AT_ONCE // max(1, weight[:1].numel()))
+    ends = [(index, index.shape[:1].numel() > 1) for index in (plus, minus)]
+    slices = [index.split(rows) if varies else itertools.repeat(index) for index, varies in ends]
+    parts = zip(weight.split(rows), *slices, strict=False)
+    sums = zip(*(_sums_of_part(w, out, into, zeros) for w, out, into in parts), strict=True)
+    totals = [torch.cat(t) if varies else torch.stack(t).sum(0) for t, (_, varies) in zip(sums, ends, strict=True)]
+    return totals[0].flatten(), -totals[1].flatten()
+
+
+def _sums_of_part(weight: Tensor, plus: Tensor, minus: Tensor, zeros: bool) -> list[Tensor]:
+    log = weight.abs()
+    log = (log.float() if log.dtype in (torch.float16, torch.bfloat16) else log).log_()
+    log -= plus.to(log.dtype)
+    log += minus.to(log.dtype)
+    if zeros:
+        log.masked_fill_(weight == 0, 0.0)
+    # The kernel of a convolution first: the sums over it are few.
+    log = log.sum_to_size(torch.broadcast_shapes(plus.shape, minus.shape))
+    return [log.sum_to_size(index.shape) for index in (plus, minus)]

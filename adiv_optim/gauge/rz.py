@@ -1,0 +1,230 @@
+"""RZ scaling, and the adjoint and inverse of a matrix that rescaling its rows and columns cannot touch."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._linalg import host
+from .log_least_squares import balance
+
+#: Entries of matrices with zeros that are solved for at once: a bound on the memory that float64 copies take.
+ENTRIES_AT_ONCE = 2**24
+
+
+class RZScaling(NamedTuple):
+    """A weight split into scales and a remainder without units, W = D W' E.
+
+    Args:
+        row_scale: the diagonal of D, shape (…, out); the output's unit.
+        canonical: W', shape of W; without units.
+        column_scale: the diagonal of E, shape (…, in), in = groups × in per group; 1 / the input's unit.
+    """
+
+    row_scale: Tensor
+    canonical: Tensor
+    column_scale: Tensor
+
+
+@torch.no_grad()
+def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZScaling:
+    r"""Split a weight into W = D W' E such that rescaling its rows or columns leaves W' as it is.
+
+    .. math:: \prod_{j: W_{ij} \ne 0} |W'_{ij}| = 1 \text{ for every row } i, \qquad
+              \prod_{i: W_{ij} \ne 0} |W'_{ij}| = 1 \text{ for every column } j,
+
+    with positive diagonal D and E (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning
+    Applications*, Eq. 5; the scaling is that of Uhlmann 2018, SIAM J. Matrix Anal. Appl. 39(2), 781-800): all
+    geometric means of |W'| over the non-zero entries of a row or a column are 1. W' is unique, with the signs and
+    zeros of W.
+
+    D and E are unique up to :math:`cD, E/c` on each connected component of the support (rows and columns joined by
+    non-zero entries). Of these it is the one where :math:`\prod D_{ii} = \prod E_{jj}`, both products over the
+    component's non-zero entries: scaling the weight by t scales D and E by :math:`\sqrt t`, and transposing it
+    exchanges them. Rows and columns of zeros have scale 1. A convolution kernel is a matrix of channels with all
+    positions of a channel pair in one place, one matrix per group (Eqs. 21 and 22).
+
+    A matrix without zeros takes one pass: subtract row and column means from log|W|. One with zeros takes the log least
+    squares problem that alternating passes would converge to, solved in float64 by conjugate gradients.
+    float16 and bfloat16 are computed in float32. The result carries no autograd graph.
+
+    Args:
+        weight: W, real or complex, shape (…, out, in / groups, *k) with `kernel_dims` dimensions in k. Leading
+            dimensions are a batch.
+        groups: of a grouped convolution; output channels of a group are neighbours, as in torch.
+        kernel_dims: 0 for matrices, 1, 2, 3 for the weight of nn.Conv1d, nn.Conv2d, nn.Conv3d.
+
+    Returns:
+        `RZScaling`: (row_scale, canonical, column_scale), in the weight's dtype; the scales of a complex weight are
+        real.
+
+    Raises:
+        TypeError: the weight is not of floating point.
+        ValueError: it holds NaN or inf, has too few dimensions, or its rows cannot be cut into groups; or a
+            scale would leave the range of its dtype, as the scales of long chains can.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.tensor([[2.0, 8.0], [-2.0, 0.5]])
+        >>> row_scale, canonical, column_scale = rz_scaling(weight)
+        >>> canonical
+        tensor([[ 0.5000,  2.0000],
+                [-2.0000,  0.5000]])
+        >>> torch.allclose(rz_scaling(weight * torch.tensor([100.0, 1.0])).canonical, canonical)
+        True
+    """
+    _check(weight, groups, kernel_dims)
+    at = weight.dim() - kernel_dims
+    batch, (out, inputs), positions = weight.shape[: at - 2], weight.shape[at - 2 : at], weight.shape[at:].numel()
+    # A dimension each for the group and for all positions, so that a matrix is a kernel with one of both.
+    work = weight.to(host.with_float64(weight.device), host.wide(weight))
+    blocks = work.reshape(*batch, groups, out // groups, inputs, positions)
+
+    logs = blocks.abs().log_()
+    row_logs, column_logs = _one_pass(logs)
+    limit = -math.log(torch.finfo(weight.dtype).tiny)
+    if not _within(limit, row_logs, column_logs):
+        # A zero, NaN or inf anywhere in a matrix is in every one of its means.
+        if not all(host.read(logs.amax() < math.inf)):
+            bad = ~weight.isfinite()
+            first = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f"rz_scaling: {int(bad.sum())} of the {weight.numel()} entries of the weight of shape "
+                f"{tuple(weight.shape)} are NaN or inf, the first, {weight[tuple(first)].item()}, at {first}. They "
+                "have no scale: go back to the last finite weights, and lower the learning rate or skip steps whose "
+                "gradients are not finite."
+            )
+        row_logs, column_logs = _balance_members(logs, row_logs, column_logs)
+        if not _within(limit, row_logs, column_logs):
+            largest = max(row_logs.abs().max().item(), column_logs.abs().max().item())
+            raise ValueError(
+                f"rz_scaling: a scale of this weight of shape {tuple(weight.shape)} is exp(±{largest:.1f}), out of "
+                f"the range of {weight.dtype}, exp(±{limit:.1f}). Scale it in float64, weight.double(), or "
+                "set entries to zero that are only noise."
+            )
+    del logs
+    dtype = weight.dtype.to_real()
+    rows, columns = row_logs.exp().to(dtype), column_logs.exp().to(dtype)
+    # By the rounded scales, so that D W' E gives back the weight.
+    canonical = (blocks / rows[..., :, None, None]).div_(columns[..., None, :, None])
+    return RZScaling(
+        rows.reshape(*batch, out).to(weight.device),
+        canonical.reshape(weight.shape).to(weight),
+        columns.reshape(*batch, groups * inputs).to(weight.device),
+    )
+
+
+def uc_adjoint(weight: Tensor) -> Tensor:
+    r"""Return the transpose taken in canonical coordinates, :math:`E^{-1} W^\top D^{-1} = W'^\top` with W = D W' E.
+
+    Uhlmann, *Unit-Consistent (UC) Adjoint*, Eq. 6. Unlike :math:`W^\top` it is the same for W and for A W B with any
+    positive diagonal A and B. Output gradients sent back through it do not depend on a layer's units, and are not the
+    gradient of the loss. The adjoint of a convolution has the kernel `rz_scaling(…).canonical`, transposed.
+
+    Args:
+        weight: W, shape (…, out, in); leading dimensions are a batch.
+
+    Returns:
+        Shape (…, in, out), without autograd graph; conjugated if the weight is complex.
+
+    Raises:
+        TypeError, ValueError: as `rz_scaling`.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.tensor([[2.0, 8.0], [-2.0, 0.5]])
+        >>> uc_adjoint(weight)
+        tensor([[ 0.5000, -2.0000],
+                [ 2.0000,  0.5000]])
+    """
+    return rz_scaling(weight).canonical.mH
+
+
+@torch.no_grad()
+def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
+    r"""Return the generalised inverse that follows changes of units.
+
+    .. math:: W^{-U} = E^{-1} W'^{+} D^{-1} \quad\text{with } W = D W' E
+
+    For all diagonal A and B without zeros :math:`(A W B)^{-U} = B^{-1} W^{-U} A^{-1}` (Uhlmann, *Unit-Consistent (UC)
+    Adjoint*, section 1, after Uhlmann 2018), which the pseudo-inverse :math:`W^{+}` satisfies only for invertible W.
+    :math:`W W^{-U} W = W`, :math:`W^{-U} W W^{-U} = W^{-U}`, and where W has an inverse it is that.
+
+    Args:
+        weight: W, shape (…, out, in), of any rank; leading dimensions are a batch.
+        rtol: singular values of W' below this share of the greatest count as zero. The default, 10 · max(out, in) ·
+            machine precision, leaves room for the rounding of every entry by a change of units.
+
+    Returns:
+        Shape (…, in, out), in the weight's dtype, without autograd graph.
+
+    Raises:
+        TypeError, ValueError: as `rz_scaling`.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.tensor([[1.0, 2.0], [2.0, 4.0]])  # of rank one
+        >>> units = torch.tensor([1.0, 100.0])
+        >>> torch.allclose(uc_inverse(weight * units), uc_inverse(weight) / units[:, None])
+        True
+        >>> torch.allclose(torch.linalg.pinv(weight * units), torch.linalg.pinv(weight) / units[:, None])
+        False
+    """
+    _check(weight, 1, 0)
+    row_scale, canonical, column_scale = rz_scaling(weight.to(host.wide(weight)))
+    if rtol is None:
+        rtol = 10 * max(canonical.shape[-2:]) * torch.finfo(canonical.dtype).eps
+    inverse = torch.linalg.pinv(canonical, rtol=rtol)
+    return (inverse / column_scale[..., :, None] / row_scale[..., None, :]).to(weight.dtype)
+
+
+def _check(weight: Tensor, groups: int, kernel_dims: int) -> None:
+    if not (weight.is_floating_point() or weight.is_complex()):
+        raise TypeError(
+            f"rz_scaling: the weight is {weight.dtype}; scales need floating point, such as weight.float()."
+        )
+    if kernel_dims < 0 or weight.dim() < kernel_dims + 2:
+        raise ValueError(
+            f"rz_scaling: the weight has shape {tuple(weight.shape)}; with kernel_dims={kernel_dims} it must have at "
+            f"least {max(kernel_dims, 0) + 2} dimensions, (out, in / groups, *kernel)."
+        )
+    out = weight.shape[weight.dim() - kernel_dims - 2]
+    if groups < 1 or out % groups:
+        raise ValueError(
+            f"rz_scaling: groups is {groups} and the weight of shape {tuple(weight.shape)} has {out} rows; groups must "
+            "be at least 1 and divide them."
+        )
+
+
+def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-scales of blocks (…, m, n, k) without zeros; not finite where there is one, 0 of an empty block."""
+    if logs.numel() == 0:
+        return logs.new_zeros(logs.shape[:-2]), logs.new_zeros(*logs.shape[:-3], logs.shape[-2])
+    pairs = logs.mean(-1) if logs.shape[-1] > 1 else logs[..., 0]
+    rows, columns = pairs.mean(-1), pairs.mean(-2)
+    half = rows.mean(-1, keepdim=True) / 2
+    return rows - half, columns - half
+
+
+def _within(limit: float, *logs: Tensor) -> bool:
+    """Whether all log-scales are at most as large as a limit."""
+    # NaN compares as not within.
+    return all(host.read(*((part.abs() <= limit).all() for part in logs)))
+
+
+def _balance_members(logs: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-scales of blocks (…, m, n, k), given those by one pass, which are right where no zero is."""
+    members, rows, columns = logs.flatten(0, -4), row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
+    holed = (~(rows.isfinite().all(-1) & columns.isfinite().all(-1))).nonzero()[:, 0]
+    for chunk in holed.split(max(1, ENTRIES_AT_ONCE // members[0].numel())):
+        part = members[chunk]
+        empty = part == -math.inf
+        fit = balance(*(_over_positions(tensor) for tensor in (~empty, part.masked_fill_(empty, 0))))
+        rows[chunk], columns[chunk] = fit[0].to(rows.dtype), fit[1].to(columns.dtype)
+    return rows.view(row_logs.shape), columns.view(column_logs.shape)
+
+
+def _over_positions(tensor: Tensor) -> Tensor:
+    # A sum over one position would take several times as long as a copy.
+    return tensor.sum(-1, dtype=torch.float64) if tensor.shape[-1] > 1 else tensor[..., 0].double()

@@ -1,1 +1,0 @@
-"""Scales: of one matrix (RZ), and of all channels of a network."""

@@ -1,0 +1,252 @@
+"""Jacobians of a layer, the rows that a correction sees in them, and corrected gradients of a whole model."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import jacrev, vmap
+
+from .._linalg.limits import check_count, given
+from ..attach.checks import refuse_attached
+from ..corrections import Correction, Solve, check_correction
+from ..functional.shared import without_autocast
+from .modules import Parts, as_rows, batched, choose_layers, mixes_samples, pure
+from .recorder import Call, differentiate
+
+#: The remedy for a model that has corrections.
+BY_ITSELF = (
+    "its backward is not its derivative. Call adiv_optim.detach(model) first: the Jacobian path corrects by itself"
+)
+
+
+def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = None) -> dict[str, Tensor]:
+    r"""Per-sample Jacobians :math:`J_k = \partial z_k / \partial\theta` of a layer, by vmap of jacrev.
+
+    Args:
+        layer: any module that treats the samples of its inputs separately.
+        inputs: the arguments of the layer; the first dimension of each tensor counts samples.
+        chunk_size: how many samples are differentiated at once; None is all of them.
+
+    Returns:
+        For each trainable parameter a tensor of shape (samples, *output shape of a sample, *parameter shape).
+
+    Raises:
+        ValueError: the layer has no trainable parameter, or has a correction attached (its backward is not
+            its derivative).
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim.jacobian import layer_jacobians
+        >>> jacobians = layer_jacobians(torch.nn.Linear(3, 2), torch.ones(5, 3))
+        >>> {name: tuple(jacobian.shape) for name, jacobian in jacobians.items()}
+        {'weight': (5, 2, 2, 3), 'bias': (5, 2, 2)}
+    """
+    refuse_attached("layer_jacobians", layer, BY_ITSELF)
+    if why := mixes_samples(layer):
+        raise ValueError(f"{why}; they have no Jacobian each.")
+    trained, run = pure(layer)
+    if not trained:
+        raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
+
+    def one_sample(trained: Parts, *sample: Tensor) -> Tensor:
+        return run(trained, *(tensor.unsqueeze(0) for tensor in sample)).squeeze(0)
+
+    in_dims = (None, *(0 for _ in inputs))
+    per_sample = vmap(jacrev(one_sample), in_dims=in_dims, chunk_size=chunk_size)
+    return per_sample(trained, *(tensor.detach() for tensor in inputs))
+
+
+def corrected_gradients(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    correction: Correction | None,
+    *,
+    layers: Iterable[str] | None = None,
+    chunk_size: int | None = None,
+) -> dict[str, Tensor]:
+    r"""Gradients of a whole model with a correction on its layers, from explicit Jacobians.
+
+    For every call of every corrected layer, with g_k the gradient of the loss at output row k,
+
+    .. math:: \mathrm{grad}_p = \sum_k s_{p,k}\, J_{p,k}^\top g_k, \qquad
+              f_{p,k} = \mathrm{tr}(J_{p,k} J_{p,k}^\top) / m,
+
+    where m is the number of output features and s comes from `correction.scales(f)`. Output rows are the
+    leading dimensions of a layer's output and its features the last one; for convolutions rows are
+    positions and features the channels of a group. For nn.Linear f is |x|² and 1, so that `Proportional()`
+    is 1/(|x|²+1) (Bird 2025, Eq. 20). g_k is backpropagated plainly.
+
+    Args:
+        model: the model, without attached corrections; it is run once, in the mode it is in.
+        loss_fn: called with the model's output and the targets; returns a scalar.
+        inputs: a tensor, or a tuple of arguments, for the model.
+        targets: handed to `loss_fn`.
+        correction: the rule; None gives plain gradients, still through Jacobians.
+        layers: paths of the modules to correct. By default every module without submodules that has a
+            trainable parameter, but for norms, embeddings and the like (`PLAIN_BY_DEFAULT`). All tensor
+            arguments of a layer must have samples as their first dimension. A parametrized layer is taken
+            as it is trained, by the Jacobian of its parametrization's own parameters; `attach` corrects
+            the gradient of the effective weight instead.
+        chunk_size: samples whose Jacobians are in memory at once; memory is chunk_size × outputs × parameters
+            of the largest layer. None is the whole batch, and so is any number for `BatchIdeal`, which
+            needs all rows together.
+
+    Returns:
+        Parameter path → gradient, for every trainable parameter that the loss depends on.
+
+    Raises:
+        TypeError: the correction is no `Correction`.
+        ValueError: a correction is attached to the model, or `layers` names one that is not there or inside another.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import Proportional, jacobian
+        >>> model = torch.nn.Bilinear(1, 1, 1, bias=False)  # z = w·x·y, so J = x·y
+        >>> x, y = torch.tensor([[2.0]]), torch.tensor([[3.0]])
+        >>> loss = lambda output, target: (output - target).sum()
+        >>> jacobian.corrected_gradients(model, loss, (x, y), torch.zeros(1), Proportional())["weight"].item()
+        0.1666666716337204
+    """
+    arguments = (model, loss_fn, inputs, targets, correction, layers, chunk_size)
+    return _loss_and_gradients("corrected_gradients", *arguments)[1]
+
+
+def backward(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    correction: Correction | None,
+    *,
+    layers: Iterable[str] | None = None,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Add `corrected_gradients` to `p.grad`, as loss.backward() does, so that any optimizer can step on them.
+
+    Arguments and errors are those of `corrected_gradients`.
+
+    Returns:
+        The loss, detached.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import Proportional, jacobian
+        >>> model = torch.nn.Linear(2, 1)
+        >>> opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> mse = torch.nn.functional.mse_loss
+        >>> loss = jacobian.backward(model, mse, torch.ones(4, 2), torch.zeros(4, 1), Proportional())
+        >>> opt.step()
+    """
+    loss, gradients = _loss_and_gradients("backward", model, loss_fn, inputs, targets, correction, layers, chunk_size)
+    for name, gradient in gradients.items():
+        parameter = model.get_parameter(name)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    return loss
+
+
+def _loss_and_gradients(
+    name: str,
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    correction: Correction | None,
+    layers: Iterable[str] | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    if correction is not None:
+        check_correction(correction)
+    check_count(name, **given(chunk_size=chunk_size))
+    refuse_attached(name, model, BY_ITSELF)
+    names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
+    if not names:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")
+    chosen, _ = choose_layers(model, layers)
+    _check_layers(chosen)
+    recorded = differentiate(model, loss_fn, inputs, targets, chosen, constant=True)
+    gradients = recorded.gradients
+    for path, calls in recorded.calls.items():
+        label = f"layer {path!r} ({type(chosen[path]).__name__})"
+        for call in calls:
+            with without_autocast(call.grad_output.device.type):
+                of_call = layer_gradients(label, chosen[path], call, correction, chunk_size)
+            for local, gradient in of_call.items():
+                key = names[id(chosen[path].get_parameter(local))]
+                gradients[key] = gradients[key] + gradient if key in gradients else gradient
+    return recorded.loss, gradients
+
+
+def _check_layers(chosen: Mapping[str, nn.Module]) -> None:
+    for path, layer in chosen.items():
+        if why := mixes_samples(layer):
+            raise ValueError(f"layer {path!r}: {why}; they have no Jacobian each: leave it out of `layers`.")
+        inside = {id(module) for module in layer.modules() if module is not layer}
+        if within := next((other for other, module in chosen.items() if id(module) in inside), None):
+            raise ValueError(
+                f"layers names {within!r}, which is inside {path!r}: its gradient would count twice; name one of them."
+            )
+
+
+def layer_gradients(
+    label: str, layer: nn.Module, call: Call, correction: Correction | None, chunk_size: int | None
+) -> dict[str, Tensor]:
+    """Return Σ_k s_k J_kᵀ g_k over the rows of a call."""
+    inputs, grad_output = batched(layer, *call)
+    samples = len(grad_output)
+    trained = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    totals = {name: torch.zeros_like(_at_least_float32(p)) for name, p in trained.items()}
+    # A correction that needs all rows at once needs all Jacobians at once.
+    step = chunk_size if chunk_size and (correction is None or correction.additive) else max(samples, 1)
+    for start in range(0, samples, step):
+        part = slice(start, start + step)
+        jacobians = layer_jacobians(layer, *(tensor[part] for tensor in inputs), chunk_size=chunk_size)
+        rows = _JacobianRows(
+            {
+                name: as_rows(layer, _at_least_float32(jacobian), totals[name].dim())
+                for name, jacobian in jacobians.items()
+            },
+            as_rows(layer, _at_least_float32(grad_output[part])),
+            label,
+        )
+        plain = dict.fromkeys(jacobians, rows.grad_rows.new_ones(()))
+        gradients = correction.gradients(rows) if correction else rows.contract(plain)
+        for name, gradient in gradients.items():
+            totals[name] += gradient.view_as(totals[name])
+    return {name: total.to(trained[name].dtype) for name, total in totals.items()}
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class _JacobianRows:
+    """Rows with Jacobians (groups, rows, features, parameter size); their output gradients lack the last dimension."""
+
+    jacobians: dict[str, Tensor]
+    grad_rows: Tensor
+    label: str
+
+    @property
+    def count(self) -> int:
+        return self.grad_rows.shape[1]
+
+    def factors(self) -> dict[str, Tensor]:
+        return {name: jacobian.square().sum(-1).mean(-1) for name, jacobian in self.jacobians.items()}
+
+    def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: torch.einsum("grm,grmp->p", scales[name].unsqueeze(-1) * self.grad_rows, jacobian)
+            for name, jacobian in self.jacobians.items()
+        }
+
+    def ideal(self, solve: Solve) -> dict[str, Tensor]:
+        kernel = reduce(torch.add, (j.flatten(1, 2) @ j.flatten(1, 2).mT for j in self.jacobians.values()))
+        # Every output feature is a row of the Jacobian, so there are rows × features of them.
+        mixed = solve(kernel, self.grad_rows.flatten(1).unsqueeze(-1), kernel.shape[-1]).view_as(self.grad_rows)
+        return {name: torch.einsum("grm,grmp->p", mixed, jacobian) for name, jacobian in self.jacobians.items()}

@@ -1,0 +1,152 @@
+"""gauge.trace of weights that a network computes from others: exact, and with work in proportion to their elements."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from adiv_optim import UnitConsistent, gauge
+from adiv_optim.gauge import tracing
+from tests.gauge.test_trace import check
+from tests.helpers.cases import relative_error
+from tests.helpers.modules import Model
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose weight's rows are brought to mean 0 and variance 1 by batch_norm, as timm's are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(rows, None, None, training=True, eps=1e-30).reshape_as(self.weight)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class Counted(TorchDispatchMode):
+    """Adds up how many elements every operation makes, or writes into a tensor that is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        written = args[1:] if func._schema.is_mutable else out
+        self.elements += sum(t.numel() for t in pytree.tree_leaves(written) if isinstance(t, Tensor))
+        return out
+
+
+def work(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    model = nn.Sequential(*[Standardised(16, 16, 3, padding=1) for _ in range(layers)])
+    example = torch.randn(1, 16, 4, 4)
+    program = tracing.export(model, example)
+    with monkeypatch.context() as patch, Counted() as counted:
+        patch.setattr(tracing, "export", lambda *_: program)
+        gauge.trace(model, example)
+    return counted.elements
+
+
+def test_work_grows_as_the_weights_do(monkeypatch):
+    # 8 times the layers; all pairs of layers would be 64 times the work, and what is looked up once per layer is not.
+    assert work(32, monkeypatch) <= 9 * work(4, monkeypatch)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_rows_of_standardised_weights_are_free(kernel):
+    model = nn.Sequential(Standardised(3, 6, kernel), nn.ReLU(), Standardised(6, 4, kernel))
+    check(model, torch.randn(2, 3, 8, 8), 6 + 4)
+
+
+def test_gain_of_the_shape_of_what_it_multiplies():
+    def scaled(model: Model, x: Tensor) -> Tensor:
+        x = model.first(x)
+        return model.last((x * model.gain.expand_as(x)).relu())
+
+    gain = nn.Parameter(torch.rand(4) + 0.5)
+    check(Model(scaled, first=nn.Linear(3, 4), last=nn.Linear(4, 2), gain=gain), torch.randn(5, 3), 4 + 4)
+
+
+def path_deviation(model: nn.Module, x: Tensor, rule: gauge.Gauge) -> float:
+    """How far three steps on a model and on its like in another gauge come apart."""
+    graph = gauge.trace(model, x)
+    scales = gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(0))
+    other = gauge.apply_gauge(copy.deepcopy(model), graph, scales)
+    for each in (model, other):
+        optimizer = UnitConsistent(torch.optim.SGD(each.parameters(), lr=1e-2), each, graph=graph, gauge=rule)
+        for _ in range(3):
+            optimizer.zero_grad()
+            each(x).square().mean().backward()
+            optimizer.step()
+    gauge.apply_gauge(other, graph, -scales)
+    return max(relative_error(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
+
+
+def with_gains(model: Model, x: Tensor) -> Tensor:
+    x = (model.first(x)[:, None] * model.gain).relu()
+    return model.last((x @ model.matrix[0]).relu()) * (2 * model.sharpness)
+
+
+def gained() -> nn.Module:
+    """Gains that are no matrices, though they have more than one dimension or none, and a matrix in three."""
+    numbers = {"gain": torch.rand(1, 1, 4) + 0.5, "matrix": torch.randn(1, 4, 4), "sharpness": torch.tensor(1.5)}
+    parameters = {name: nn.Parameter(value) for name, value in numbers.items()}
+    return Model(with_gains, first=nn.Linear(3, 4), last=nn.Linear(4, 2), **parameters)
+
+
+@pytest.mark.filterwarnings("ignore:UnitConsistent treats")  # little of some, but that rightly
+@pytest.mark.parametrize("rule", [gauge.NetworkGauge(), gauge.LayerGauge()], ids=["network", "layer"])
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: nn.Sequential(Standardised(3, 6, 3), nn.ReLU(), Standardised(6, 4, 1)), (2, 3, 6, 6)),
+        (gained, (5, 3)),
+        (lambda: nn.Sequential(weight_norm(nn.Linear(3, 6)), nn.ReLU(), weight_norm(nn.Linear(6, 4), dim=1)), (5, 3)),
+        (lambda: nn.Sequential(weight_norm(nn.Linear(3, 6), dim=None), nn.ReLU(), nn.Linear(6, 4)), (5, 3)),
+    ],
+    ids=["standardised", "gains", "weight-norm", "weight-norm-of-all"],
+)
+def test_equivalent_networks_follow_one_path(build, shape, rule):
+    torch.manual_seed(0)
+    assert path_deviation(build(), torch.randn(shape), rule) <= 1e-10
+
+
+def test_pruned_weights_keep_the_scales_of_their_channels():
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6)
+    for layer in (model[0], model[2], model[4]):
+        prune.l1_unstructured(layer, "weight", amount=0.3)
+    graph = check(model, x, 16)
+    opt = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, graph=graph)
+    assert "2.weight_orig" in opt.coverage().treated
+
+
+class Equalised(nn.Linear):
+    """Equalised learning rate: the weight times a number of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * 0.5, self.bias)
+
+
+def test_weights_times_a_number_keep_them_too():
+    check(nn.Sequential(Equalised(6, 8), nn.ReLU(), Equalised(8, 5)), torch.randn(4, 6), 8)
+
+
+def test_concatenation_is_followed_without_its_positions(monkeypatch):
+    def joined(model: Model, x: Tensor) -> Tensor:
+        x = F.relu(model.first(x))
+        return model.second(torch.cat([x, x], 1))
+
+    model = Model(joined, first=nn.Conv2d(3, 4, 3, padding=1), second=nn.Conv2d(8, 2, 1))
+    example = torch.randn(4, 3, 64, 64)
+    program = tracing.export(model, example)
+    monkeypatch.setattr(tracing, "export", lambda *_: program)
+    with Counted() as counted:
+        assert gauge.trace(model, example).free == 4
+    assert counted.elements < example.numel() / 4

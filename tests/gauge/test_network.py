@@ -1,0 +1,305 @@
+"""gauge.apply_gauge and network_scales: the function stays, the scales follow the gauge."""
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import gauge
+from adiv_optim.gauge import network
+from tests.helpers.cases import needs_cuda, relative_error
+from tests.helpers.covering import paired
+from tests.helpers.gauge_models import MODELS, Convolutions, mlp
+
+FUNCTION = 1e-10  # relative, float64
+SCALES = 1e-12  # absolute, of logarithms
+SIGMA = 1.5
+
+each_model = pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
+
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def parameters(model):
+    return dict(model.named_parameters())
+
+
+def scales_of(graph, model, **kwargs):
+    return gauge.network_scales(graph, parameters(model), **kwargs)
+
+
+@each_model
+@torch.no_grad()
+def test_function_stays_and_scales_follow(case):
+    model, x = case.model(), case.input()
+    graph, before = gauge.trace(model, x), model(x)
+    weights, scales = {n: p.clone() for n, p in model.named_parameters()}, scales_of(graph, model)
+    t = gauge.random_gauge(graph, SIGMA)
+    gauge.apply_gauge(model, graph, t)
+    assert relative_error(model(x), before) <= FUNCTION
+    assert (scales_of(graph, model) - scales - t).abs().max() <= SCALES
+    # Both can fail: the weights did change, and one of them put back is noticed by function and scales.
+    moved = [n for n, p in model.named_parameters() if relative_error(p, weights[n]) > 1e-2]
+    assert moved == [n for n in weights if graph.parameters[n].moves and weights[n].any()]
+    name = [n for n in moved if graph.parameters[n].counted][-1]
+    parameters(model)[name].copy_(weights[name])
+    assert relative_error(model(x), before) > 1e-3
+    assert (scales_of(graph, model) - scales - t).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_function_stays_in_evaluation_mode():
+    model, x = MODELS["resnet18"].model().eval(), torch.randn(2, 3, 32, 32)
+    graph, before = gauge.trace(model, x), model(x)
+    t = gauge.random_gauge(graph, SIGMA)
+    gauge.apply_gauge(model, graph, t)
+    assert relative_error(model(x), before) <= FUNCTION
+    statistics = [name for name in graph.buffers if graph.buffers[name].moves]
+    dict(model.named_buffers())[statistics[-1]].mul_(2)
+    assert relative_error(model(x), before) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutions", "transformer", "block"])
+@torch.no_grad()
+def test_canonical_is_idempotent_and_undone(name):
+    model, x = MODELS[name].model(), MODELS[name].input()
+    graph, before = gauge.trace(model, x), model(x)
+    weights = {n: p.clone() for n, p in model.named_parameters()}
+    taken = gauge.canonical(model, graph)
+    assert relative_error(model(x), before) <= FUNCTION
+    assert scales_of(graph, model).abs().max() <= SCALES < taken.abs().max()
+    gauge.apply_gauge(model, graph, taken)
+    assert all(relative_error(p, weights[n]) <= SCALES for n, p in model.named_parameters())
+
+
+def usual(model, name):
+    """Mean of log|w| at PyTorch's initialisation, by what the parameter is."""
+    owner, weight = model.get_submodule(name.rpartition(".")[0]), parameters(model)[name]
+    if isinstance(owner, nn.Embedding):
+        return torch.distributions.Normal(0, 1).sample((10**6,)).abs().log().mean().item()
+    if weight.dim() < 2 or name.endswith("gain"):
+        return 0.0
+    drawn = nn.init.kaiming_uniform_(torch.empty(20000, *weight.shape[1:]), a=5**0.5)  # as torch's layers draw
+    return drawn.abs().log().mean().item()
+
+
+def test_usual_magnitudes_are_those_of_pytorch():
+    torch.manual_seed(0)
+    for name in ("mlp", "convolutions", "block"):
+        model = MODELS[name].model()
+        graph = gauge.trace(model, MODELS[name].input())
+        for name, entry in graph.parameters.items():
+            if entry.counted:
+                assert entry.expected_log_weight == pytest.approx(usual(model, name), abs=0.02)
+    # What it is for: a network of uneven widths is balanced nearly as it is drawn, and far from it by magnitude 1.
+    model = nn.Sequential(nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    graph = gauge.trace(model, torch.randn(1, 3072))
+    assert scales_of(graph, model).abs().max() < 0.7
+    factors = graph.factors(scales_of(graph, model, fan_in=False))
+    first, last = ((factors[name].d * factors[name].e).square().mean() for name in ("0.weight", "4.weight"))
+    assert first < 1e-4 < 1e4 < last  # by so much SGD's rate would change in these layers
+
+
+def dense_solution(graph, weights, fan_in):
+    """The least squares problem written out, a row for every weight that is not zero."""
+    rows, values = [], []
+    for name, entry in graph.parameters.items():
+        if not entry.counted:
+            continue
+        w = weights[name].detach().view(entry.shape)
+        keep = (w != 0).flatten()
+        row = torch.zeros(w.numel(), graph.free + 1)
+        for index, sign in ((entry.plus, 1.0), (entry.minus, -1.0)):
+            row.scatter_add_(1, index.expand(w.shape).reshape(-1, 1), torch.full((w.numel(), 1), sign))
+        rows.append(row[keep, 1:])
+        values.append(w.abs().log().flatten()[keep] - (entry.expected_log_weight if fan_in else 0))
+    return torch.linalg.lstsq(torch.cat(rows), torch.cat(values), driver="gelsd").solution
+
+
+def sparse_(weight, fraction):
+    weight.data[torch.rand_like(weight) < fraction] = 0
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutions", "transformer", "block"])
+@paired("fraction fan_in", {"dense": 0.0, "few-zeros": 0.1, "many-zeros": 0.7}, {"fan-in": True, "one": False})
+def test_scales_are_the_least_squares_solution(name, fraction, fan_in):
+    model, x = MODELS[name].model(), MODELS[name].input()
+    graph = gauge.trace(model, x)
+    for parameter in model.parameters():
+        sparse_(parameter, fraction)
+    found = scales_of(graph, model, fan_in=fan_in)
+    wanted = dense_solution(graph, parameters(model), fan_in)
+    linked = found != 0  # cut off by zeros: minimum norm in one, scale 1 in the other
+    assert linked.sum() > 0.8 * len(found)
+    counted = [p for n, p in model.named_parameters() if graph.parameters[n].counted]
+    assert any(bool((p == 0).any()) for p in counted) == (fraction > 0)
+    if fraction < 0.5:
+        assert (found - wanted).abs().max() <= 1e-11
+        assert (found * (1 + 1e-8) - wanted).abs().max() > 1e-11
+    # The normal equations hold either way: no move of one channel brings the weights nearer to 1.
+    assert misfit(graph, model, found, fan_in) <= misfit(graph, model, wanted, fan_in) * (1 + 1e-12)
+    assert misfit(graph, model, found + 1e-3, fan_in) > misfit(graph, model, wanted, fan_in) * (1 + 1e-9)
+
+
+def misfit(graph, model, scales, fan_in):
+    padded, total = torch.cat([torch.zeros(1), scales]), 0.0
+    for name, entry in graph.parameters.items():
+        w = parameters(model)[name].detach().view(entry.shape)
+        if entry.counted:
+            log = (
+                w.abs().log() - padded[entry.plus] + padded[entry.minus] - (entry.expected_log_weight if fan_in else 0)
+            )
+            total += log[w != 0].square().sum()
+    return total
+
+
+@torch.no_grad()
+def test_zero_initialised_layers_leave_scales_to_the_others():
+    model, x = mlp(), torch.randn(3, 6)
+    graph = gauge.trace(model, x)
+    model[4].weight.zero_()  # 8 → 7: what is left is two chains, one from the input and one to the output
+    scales = scales_of(graph, model)
+    gauge.apply_gauge(model, graph, -scales)
+    assert scales_of(graph, model).abs().max() <= SCALES
+    first = nn.Sequential(*model[:4], nn.Linear(8, 7))
+    assert not torch.equal(scales[:8], torch.zeros(8))
+    alone = gauge.network_scales(
+        graph,
+        {**parameters(first), "6.weight": torch.ones(4, 7), "4.weight": torch.zeros(7, 8)},
+        fan_in=False,
+    )
+    assert alone[-7:].abs().max() <= SCALES  # by the ones that lead to the output
+    for layer in (0, 2, 6):
+        model[layer].weight.zero_()
+    assert torch.equal(scales_of(graph, model), torch.zeros(graph.free))
+    model[0].weight[0, 0] = 3.0
+    assert (scales_of(graph, model)[0] - torch.tensor(3.0 * 6**0.5).log() - 1).abs() <= SCALES
+    assert not scales_of(graph, model)[1:].any()
+
+
+@torch.no_grad()
+def test_start_does_not_change_the_solution():
+    model, x = MODELS["convolutions"].model(), MODELS["convolutions"].input()
+    graph = gauge.trace(model, x)
+    found = scales_of(graph, model)
+    for start in (found, found + 1e-3 * torch.randn_like(found), gauge.random_gauge(graph, 10.0)):
+        assert (scales_of(graph, model, start=start) - found).abs().max() <= SCALES
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_lower_precision_comes_near_and_its_logarithms_are_taken_in_float32(dtype):
+    model = mlp()
+    graph, wide = gauge.trace(model, torch.randn(3, 6)), scales_of(gauge.trace(model, torch.randn(3, 6)), model)
+    rounded = {n: p.to(dtype) for n, p in model.named_parameters()}
+    narrow = gauge.network_scales(graph, rounded)
+    assert narrow.dtype == torch.float64
+    assert 0 < (narrow - wide).abs().max() <= 30 * torch.finfo(dtype).eps
+    exact = gauge.network_scales(graph, {name: p.double() for name, p in rounded.items()})
+    assert (narrow - exact).abs().max() <= 1e-4
+
+
+@torch.no_grad()
+def test_many_blocks_are_solved_by_iterations():
+    # 300 depthwise channels: too many sets for the direct solution.
+    model = nn.Sequential(nn.Conv1d(3, 300, 1), nn.Conv1d(300, 300, 3, groups=300), nn.ReLU(), nn.Conv1d(300, 2, 1))
+    graph = gauge.trace(model, torch.randn(1, 3, 5))
+    before, t = scales_of(graph, model), gauge.random_gauge(graph, SIGMA)
+    gauge.apply_gauge(model, graph, t)
+    assert (scales_of(graph, model) - before - t).abs().max() <= SCALES
+
+
+@torch.no_grad()
+def test_factors_are_the_gauge():
+    model = Convolutions().double()
+    graph = gauge.trace(model, torch.randn(2, 3, 8, 8))
+    weights, t = {n: p.clone() for n, p in model.named_parameters()}, gauge.random_gauge(graph)
+    gauge.apply_gauge(model, graph, t)
+    factors = graph.factors(t)
+    assert set(factors) == {n for n, entry in graph.parameters.items() if entry.moves}
+    for name, (shape, d, e) in factors.items():
+        assert relative_error(weights[name].view(shape) * d * e, parameters(model)[name].view(shape)) <= 1e-15
+
+
+@torch.no_grad()
+def test_mistakes_are_named_and_change_nothing():
+    model = mlp()
+    graph = gauge.trace(model, torch.randn(3, 6))
+    weights = {n: p.clone() for n, p in model.named_parameters()}
+    with pytest.raises(ValueError, match=r"log_scales has shape \(3,\), but the graph has 23 free channels"):
+        gauge.apply_gauge(model, graph, torch.zeros(3))
+    with pytest.raises(ValueError, match="log_scales holds NaN or inf"):
+        gauge.apply_gauge(model, graph, torch.full((23,), torch.nan))
+    with pytest.raises(ValueError, match=r"has '2.weight', which the model does not"):
+        gauge.apply_gauge(nn.Sequential(nn.Linear(6, 8)), graph, torch.zeros(23))
+    with pytest.raises(ValueError, match=r"'0.weight' has shape \(9, 6\)"):
+        gauge.apply_gauge(nn.Sequential(nn.Linear(6, 9), *list(model)[1:]), graph, torch.zeros(23))
+    with pytest.raises(ValueError, match=r"parameters lack '6.weight'"):
+        gauge.network_scales(graph, {n: p for n, p in weights.items() if n != "6.weight"})
+    with pytest.raises(ValueError, match=r"'0.weight' has shape"):
+        gauge.network_scales(graph, {**weights, "0.weight": torch.ones(2, 2)})
+    for value, what in ((torch.nan, "NaN"), (torch.inf, "inf"), (-torch.inf, "inf")):
+        broken = weights["2.weight"].clone()
+        broken[0, 0], broken[1, 1] = value, 0.0
+        with pytest.raises(ValueError, match=f"'2.weight' holds {what}"):
+            gauge.network_scales(graph, {**weights, "2.weight": broken})
+    assert all(torch.equal(p, weights[n]) for n, p in model.named_parameters())
+
+
+@needs_cuda
+@torch.no_grad()
+def test_scales_follow_on_a_gpu():
+    model, x = Convolutions().double().cuda(), torch.randn(2, 3, 8, 8, device="cuda")
+    graph, before = gauge.trace(model, x), model(x)
+    scales, t = scales_of(graph, model), gauge.random_gauge(graph, SIGMA)
+    gauge.apply_gauge(model, graph, t)
+    assert relative_error(model(x), before) <= FUNCTION
+    assert (scales_of(graph, model) - scales - t.cuda()).abs().max() <= SCALES
+
+
+def test_scales_beyond_half_precision_leave_what_is_within():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).half()
+    graph, before = gauge.trace(model, torch.ones(1, 3).half()), model[2].weight.detach().clone()
+    model[0].weight.data.zero_(), model[0].bias.data.zero_()  # these would leave it
+    gauge.apply_gauge(model, graph, torch.full((graph.free,), 13.0))  # e¹³ is no float16, e¹³ / e¹³ is
+    assert torch.equal(model[2].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("traced", "other"),
+    [
+        (lambda: nn.Linear(3, 4), lambda: nn.Linear(4, 3)),
+        (lambda: nn.Conv1d(3, 6, 1, groups=3), lambda: nn.Conv1d(3, 2, 1)),
+    ],
+    ids=["linear", "grouped"],
+)
+def test_model_of_other_shapes_but_as_many_elements_is_refused(traced, other):
+    def model(layer):
+        return nn.Sequential(layer, nn.ReLU(), type(layer)(layer.weight.shape[0], 2, *(1,) * (layer.weight.dim() - 2)))
+
+    graph, other = gauge.trace(model(traced()), torch.ones(1, 3, 3)), model(other())
+    for use in (
+        lambda: gauge.apply_gauge(other, graph, torch.ones(graph.free)),
+        lambda: gauge.network_scales(graph, parameters(other)),
+    ):
+        with pytest.raises(ValueError, match=r"'0.weight' has shape .*, but was traced with \(.*; trace again"):
+            use()
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["dense", "zeros"])
+@torch.no_grad()
+def test_weights_whose_logarithms_are_taken_at_once(zeros, monkeypatch):
+    # Two rows of the first weight are a slice, and the seventh one is left; a row of each other weight is one.
+    model = nn.Sequential(nn.Linear(2, 7), nn.ReLU(), nn.Linear(7, 3), nn.ReLU(), nn.Linear(3, 1))
+    graph, parameters = gauge.trace(model, torch.randn(1, 2)), dict(model.named_parameters())
+    if zeros:
+        model[0].weight[2, 1] = model[2].weight[1, 4] = 0
+    whole = gauge.network_scales(graph, parameters)
+    monkeypatch.setattr(network, "WEIGHTS_AT_ONCE", 4)
+    slices = []
+    original = network._sums_of_part
+    monkeypatch.setattr(network, "_sums_of_part", lambda *args: slices.append(len(args[0])) or original(*args))
+    assert (gauge.network_scales(graph, parameters) - whole).abs().max() <= 1e-12
+    assert slices[:7] == [2, 2, 2, 1, 1, 1, 1]
+    model[0].weight[6] *= 2  # the last row counts
+    assert (gauge.network_scales(graph, parameters) - whole).abs().max() > 1e-2

@@ -1,0 +1,151 @@
+"""gauge.rz_scaling: what defines it, at float64 precision, against slow forms."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adiv_optim.gauge import rz, rz_scaling
+from adiv_optim.gauge.log_least_squares import balance
+from tests.helpers.matrices import (
+    INVARIANCE,
+    MATRICES,
+    MEANS,
+    RECONSTRUCTION,
+    SOME,
+    deviation_of_means,
+    largest_ratio,
+    scaled,
+    sparse,
+    units,
+    zero_lines,
+)
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+each_matrix = pytest.mark.parametrize("build", MATRICES.values(), ids=MATRICES)
+
+
+@each_matrix
+def test_product_is_the_weight_and_geometric_means_are_one_which_no_scaling_changes(build):
+    """The positive scales by which they are have one canonical form alone."""
+    weight = build()
+    found = rz_scaling(weight)
+    assert deviation_of_means(found.canonical) <= MEANS
+    assert found.canonical.shape == weight.shape
+    assert found.canonical.dtype == weight.dtype
+    assert (found.row_scale > 0).all()
+    assert (found.column_scale > 0).all()
+    assert largest_ratio(scaled(found.canonical, found.row_scale, found.column_scale), weight) <= RECONSTRUCTION
+    wrong = scaled(found.canonical, found.row_scale, found.column_scale * (1 + 1e-13))
+    assert not weight.any() or largest_ratio(wrong, weight) > RECONSTRUCTION
+    moved = rz_scaling(scaled(weight, *units(weight))).canonical
+    assert largest_ratio(moved, found.canonical) <= INVARIANCE
+
+
+@pytest.mark.parametrize("name", [*SOME, "all-zero"])
+def test_rows_and_columns_carry_half_of_every_component(name):
+    """Of all c in (cD, E/c), the one by which both have the same product over the component's entries."""
+    weight = MATRICES[name]()
+    found = rz_scaling(weight)
+    support = (weight != 0).double()
+    rows, columns = found.row_scale.log(), found.column_scale.log()
+    # The component of every row by brute force: rows reached from it through columns.
+    reach = (support @ support.mT).sign()
+    for _ in range(6):
+        reach = (reach @ reach).sign()
+    from_rows = (reach @ (support.sum(-1) * rows)[..., None])[..., 0]
+    owners = (reach @ support).sign()  # component × column
+    from_columns = (owners @ (support.sum(-2) * columns)[..., None])[..., 0]
+    assert (from_rows - from_columns).abs().max() <= MEANS * max(1, from_rows.abs().max().item())
+    if weight.any():
+        moved = (reach @ (support.sum(-1) * (rows + 1e-3))[..., None])[..., 0]
+        assert (moved - from_columns).abs().max() > MEANS
+
+
+def test_rows_and_columns_of_zeros_keep_scale_one():
+    weight = zero_lines()
+    found = rz_scaling(weight)
+    assert found.row_scale[2] == 1
+    assert (found.column_scale[[0, 4]] == 1).all()
+    kept = rz_scaling(weight[[0, 1, 3, 4]][:, [1, 2, 3, 5]])  # as if they were not there
+    assert largest_ratio(found.row_scale[[0, 1, 3, 4]], kept.row_scale) <= INVARIANCE
+    assert (kept.row_scale != 1).all()
+    zeros = rz_scaling(torch.zeros(2, 3))
+    assert torch.equal(zeros.row_scale, torch.ones(2))
+    assert torch.equal(zeros.column_scale, torch.ones(3))
+
+
+def test_members_of_a_batch_are_told_apart():
+    weight = MATRICES["batch-some-sparse"]()
+    found = rz_scaling(weight)
+    for index in range(len(weight)):
+        alone = rz_scaling(weight[index])
+        for part, wanted in zip(found, alone, strict=True):
+            assert largest_ratio(part[index], wanted) <= RECONSTRUCTION
+    assert largest_ratio(found.row_scale[:1], found.row_scale[3:4]) > 1e-3
+    assert torch.equal(found.canonical[0], rz_scaling(weight[:1]).canonical[0])  # bit for bit without its neighbours
+
+
+def test_batches_larger_than_a_chunk_are_solved_in_pieces(monkeypatch):
+    weight = sparse(5, 4, 3)
+    wanted = rz_scaling(weight)
+    monkeypatch.setattr(rz, "ENTRIES_AT_ONCE", 25)
+    calls = []
+    monkeypatch.setattr(rz, "balance", lambda *args: calls.append(args) or balance(*args))
+    for part, other in zip(rz_scaling(weight), wanted, strict=True):
+        assert largest_ratio(part, other) <= RECONSTRUCTION
+    assert [len(counts) for counts, _ in calls] == [2, 2, 1]
+
+
+# Convolutions
+
+
+CONVOLUTIONS = {
+    "conv1d": lambda: nn.Conv1d(3, 4, 5),
+    "conv2d": lambda: nn.Conv2d(3, 4, (2, 3)),
+    "conv2d-groups": lambda: nn.Conv2d(6, 4, 3, groups=2),
+    "conv2d-depthwise": lambda: nn.Conv2d(3, 6, 3, groups=3),
+    "conv2d-channels-last": lambda: nn.Conv2d(6, 4, 3, groups=2).to(memory_format=torch.channels_last),
+    "conv3d": lambda: nn.Conv3d(4, 4, 2, groups=2),
+}
+
+
+@pytest.mark.parametrize("build", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+@pytest.mark.parametrize("holes", [False, True], ids=["dense", "holes"])
+def test_kernels_scale_by_channel_and_group(build, holes):
+    layer = build()
+    weight, groups, kernel_dims = layer.weight.detach(), layer.groups, layer.weight.dim() - 2
+    if holes:
+        weight[torch.rand_like(weight) < 0.4] = 0
+        weight[0, 0] = 0
+
+    def multiplied(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Eq. 21, one channel pair at a time."""
+        result = weight.clone()
+        out, inputs = weight.shape[:2]
+        for o in range(out):
+            for i in range(inputs):
+                result[o, i] *= rows[o] * columns[o // (out // groups) * inputs + i]
+        return result
+
+    found = rz_scaling(weight, groups=groups, kernel_dims=kernel_dims)
+    assert found.row_scale.shape == (layer.out_channels,)
+    assert found.column_scale.shape == (layer.in_channels,)
+    assert largest_ratio(multiplied(found.canonical, found.row_scale, found.column_scale), weight) <= RECONSTRUCTION
+    blocks = found.canonical.unflatten(0, (groups, -1))
+    assert deviation_of_means(blocks, kernel_dims) <= MEANS
+    rows, columns = torch.randn(layer.out_channels).exp(), torch.randn(layer.in_channels).exp()
+    moved = rz_scaling(multiplied(weight, rows, columns), groups=groups, kernel_dims=kernel_dims)
+    assert largest_ratio(moved.canonical, found.canonical) <= INVARIANCE
+    if groups > 1 and weight.shape[1] > 1:  # one matrix for all groups would be another answer
+        assert largest_ratio(rz_scaling(weight, kernel_dims=kernel_dims).canonical, found.canonical) > 1e-3
+
+
+def test_a_stack_of_kernels_is_a_batch():
+    weight = sparse(3, 4, 2, 3, 3, density=0.8)
+    weight[1] = torch.randn(4, 2, 3, 3)
+    found = rz_scaling(weight, groups=2, kernel_dims=2)
+    assert found.column_scale.shape == (3, 4)
+    for index in range(3):
+        for part, wanted in zip(found, rz_scaling(weight[index], groups=2, kernel_dims=2), strict=True):
+            assert largest_ratio(part[index], wanted) <= RECONSTRUCTION
