@@ -233,8 +233,8 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "lead on the best without this library"]
     caption = (
-        "Less is better of nats, and of ×, the factor on an error. n counts crops or seeds; trials are those of the "
-        "wrapped and of the bare optimizer, in whose steps the price is. Without norms the best has none either."
+        "Less is better of nats, and of ×, the factor on an error. A price is in steps of the optimizer alone. Without "
+        "norms the best has none either."
     )
     return Section([Table(header, rows, worth), caption])
 
