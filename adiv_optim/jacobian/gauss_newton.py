@@ -12,20 +12,24 @@ from .._linalg.limits import check_count, check_not_negative, given
 from ..attach.checks import refuse_attached, refuse_lazy
 from ..attach.coverage import Coverage
 from .modules import mixes_samples
+from .solver import solver
 from .terms import Parameters, Term, Terms, check_memory
 
 #: A step has to lower the loss by this share of it, or the damping rises.
 LEAST_FALL = 0.005
 #: The damping rises to this at most: a step is then along the gradient.
 MOST_DAMPING = 1e6
-#: The damping is at least so many times the precision of the type; 1.4·10⁻¹⁴ in float64, 7.6·10⁻⁶ in float32.
+#: The root of the damping is at least so many times the precision of the type, below which singular values are
+#: rounding; the damping 2·10⁻²⁸ in float64, 5.8·10⁻¹¹ in float32.
 PRECISIONS = 64
-#: A step length at which the damping falls for the next step.
+#: The damping of the next step is divided by 10 after a step length of at least this.
 BOLD = 0.25
+#: It is multiplied by `RISE` after one of at most this.
+TIMID, RISE = 0.0625, 3
+#: Length of the trial move that the acceleration is measured by (0.1 in Transtrum and Sethna 2012).
+TRIAL = 0.1
 #: Halvings of a step length, at most.
 HALVINGS = 30
-#: Rows of JJᵀ that are multiplied at once: blocks above the diagonal are left out, up to two fifths of the time.
-BLOCK = 100
 
 
 class _Try(NamedTuple):
@@ -39,26 +43,32 @@ class _Try(NamedTuple):
 class GaussNewton(Optimizer):
     r"""Take the step that moves the outputs of a whole network as its loss asks: Gauss–Newton, damped by itself.
 
-    .. math:: \theta \leftarrow \theta - \alpha\, J^\top (J J^\top + \lambda I)^{-1} r, \qquad
+    .. math:: \theta \leftarrow \theta - \alpha\, \delta - \tfrac{1}{2} \alpha^2 a, \qquad
+              \delta = J^\top (J J^\top + \lambda I)^{-1} r, \quad
+              a = J^\top (J J^\top + \lambda I)^{-1} r'', \quad
               \lambda = \text{damping} \cdot \mathrm{tr}(JJ^\top) / n,
 
     with r the n residuals of all terms and :math:`J = \partial r / \partial\theta` by torch.func, sample by sample
     (Levenberg 1944, Marquardt 1963; for networks that solve equations Müller and Zeinhofer 2023, Jnini et al. 2024; in
     the form with :math:`JJ^\top` Chen and Heyl 2024, Goldshlager et al. 2024). The loss is half the sum over terms of
-    the mean square of their residuals, :math:`|r|^2 / 2`; a factor inside a residual function weighs its term. Where
-    there are more residuals than parameters the same step comes from :math:`J^\top J`.
+    the mean square of their residuals, :math:`|r|^2 / 2`; a factor inside a residual function weighs its term.
+
+    a bends the step as the residuals bend: the geodesic acceleration of Transtrum and Sethna (2012), with
+    :math:`r'' = 2\,((r(\theta - h \delta) - r(\theta)) / h + J \delta) / h` and h = 0.1. Both solutions come from a QR
+    factor of J beside :math:`\sqrt{\lambda} I`: a product :math:`JJ^\top` would square the condition of J, and the loss
+    would stop falling where singular values are 10⁻⁷ of the largest.
 
     It pays where a loss is cheap to evaluate and stiff to lower: nonlinear differential equations and their inverse
     problems, with small networks and about as many residuals as parameters. Its page says where it does not.
 
     No learning rate and no damping are to be tuned. α is 1, ½, ¼ … while the loss falls. If the best of them does not
-    lower it by 0.5 %, the damping is multiplied by 10 and the step is solved again; after α ≥ ¼ it is divided by 10,
-    and is never below 64 × the precision of the type. Where no step lowers the loss by 0.5 %, the weights and the
-    damping stay as they were.
+    lower it by 0.5 %, the damping is multiplied by 10 and the step is solved again. For the next step it is divided by
+    10 after α ≥ ¼ and multiplied by 3 after α ≤ 1/16; its root is never below 64 × the precision of the type. Where no
+    step lowers the loss by 0.5 %, the weights and the damping stay as they were.
 
-    A step needs about :math:`b\,(nP + 3\max(cP, \min(n, P)^2))` bytes for P parameters of b bytes each, where c is n,
-    or the residuals of `chunk_size` samples; what these keep for their backward pass comes on top. A step that needs
-    more than is free is refused before J is computed.
+    A step needs about :math:`b\,(nP + \max(3cP, 2nP + 2m^2))` bytes for n residuals and P parameters of b bytes each,
+    with m the smaller of the two, where c is n, or the residuals of `chunk_size` samples; what these keep for their
+    backward pass comes on top. A step that needs more than is free is refused before J is computed.
 
     Args:
         network: any module that torch.func can differentiate; its trainable parameters are stepped, those that belong
@@ -131,13 +141,13 @@ class GaussNewton(Optimizer):
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
         check_memory(len(r), residuals.differentiated_at_once(self.chunk_size), residuals.points, group["params"])
         jacobian = residuals.jacobian(before, self.chunk_size)
-        floor = PRECISIONS * torch.finfo(jacobian.dtype).eps
+        floor = (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2
         start = min(max(start, floor), MOST_DAMPING)
         best, damping, tries = self._search(residuals, before, jacobian, r, loss, start)
         if best is not None:
             for name, parameter in trained.items():
                 parameter.copy_(best.parameters[name])
-            group["damping"] = max(floor, damping / 10) if best.alpha >= BOLD else damping
+            group["damping"] = max(floor, damping * _change(best.alpha))
         self._metrics = {
             "loss_before": loss.item(),
             "loss_after": (loss if best is None else best.loss).item(),
@@ -151,9 +161,7 @@ class GaussNewton(Optimizer):
         self, residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, loss: Tensor, damping: float
     ) -> tuple[_Try | None, float, int]:
         """The first step, as the damping rises, that lowers the loss enough; its damping, and how many were solved."""
-        wide = len(r) <= jacobian.shape[1]
-        matrix = gram(jacobian if wide else jacobian.mT)
-        level, tries = matrix.trace().item() / len(r), 0
+        level, tries = jacobian.square().sum().item() / len(r), 0
         if not math.isfinite(level):
             raise RuntimeError(
                 "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
@@ -161,8 +169,7 @@ class GaussNewton(Optimizer):
             )
         while level > 0 and loss > 0:
             tries += 1
-            step = _solved(jacobian, matrix, r, damping * level, wide)
-            best = None if step is None else self._best(residuals, before, step)
+            best = self._best(residuals, before, jacobian, r, damping * level)
             if best is not None and best.loss <= (1 - LEAST_FALL) * loss:
                 return best, damping, tries
             if damping * 10 > MOST_DAMPING:
@@ -170,16 +177,18 @@ class GaussNewton(Optimizer):
             damping *= 10
         return None, damping, tries
 
-    def _best(self, residuals: Terms, before: Parameters, step: Tensor) -> _Try | None:
+    def _best(self, residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, ridge: float) -> _Try | None:
         """The lowest of the losses at the whole step, its half, its quarter …, while they fall."""
+        solve = solver(jacobian, ridge)
+        step = solve(r)
+        bend = (residuals.evaluate(_moved(before, TRIAL * step)) - r) / TRIAL + jacobian @ step
+        acceleration = solve(2 / TRIAL * bend)
+        if not acceleration.isfinite().all():  # the trial move leads out of the domain; the step may not
+            acceleration = torch.zeros_like(step)
         best: _Try | None = None
-        parts = step.split([parameter.numel() for parameter in before.values()])
         for halving in range(HALVINGS):
             alpha = 0.5**halving
-            moved = {
-                name: torch.sub(parameter, part.view_as(parameter), alpha=alpha)
-                for (name, parameter), part in zip(before.items(), parts, strict=True)
-            }
+            moved = _moved(before, alpha * step + alpha**2 / 2 * acceleration)
             loss = residuals.evaluate(moved).square().sum() / 2
             if best is not None and not loss < best.loss:
                 return best
@@ -249,29 +258,18 @@ class GaussNewton(Optimizer):
         return f"GaussNewton({type(self.network).__name__}, damping={damping:g}, chunk_size={self.chunk_size})"
 
 
-def gram(matrix: Tensor) -> Tensor:
-    """The lower triangle of AAᵀ by blocks of rows; above the diagonal blocks it is 0."""
-    rows = len(matrix)
-    if rows <= BLOCK:
-        return matrix @ matrix.mT
-    whole = matrix.new_zeros(rows, rows)
-    for start in range(0, rows, BLOCK):
-        end = min(start + BLOCK, rows)
-        torch.mm(matrix[start:end], matrix[:end].mT, out=whole[start:end, :end])
-    return whole
+def _moved(before: Parameters, step: Tensor) -> Parameters:
+    parts = step.split([parameter.numel() for parameter in before.values()])
+    return {
+        name: parameter - part.view_as(parameter) for (name, parameter), part in zip(before.items(), parts, strict=True)
+    }
 
 
-def _solved(jacobian: Tensor, matrix: Tensor, r: Tensor, ridge: float, wide: bool) -> Tensor | None:
-    """Jᵀ(JJᵀ + λI)⁻¹ r, or (JᵀJ + λI)⁻¹ Jᵀr; None where the matrix has no factor."""
-    shifted = matrix.clone()
-    shifted.diagonal().add_(ridge)
-    factor, failed = torch.linalg.cholesky_ex(shifted)  # reads the lower triangle
-    del shifted  # the solution copies the factor
-    if failed:
-        return None
-    right = r if wide else jacobian.mT @ r
-    solution = torch.cholesky_solve(right[:, None], factor)[:, 0]
-    return jacobian.mT @ solution if wide else solution
+def _change(alpha: float) -> float:
+    """The factor of the damping after a step of some length."""
+    if alpha >= BOLD:
+        return 0.1
+    return RISE if alpha <= TIMID else 1.0
 
 
 def _trained(network: nn.Module) -> dict[str, nn.Parameter]:

@@ -138,10 +138,10 @@ def _check(terms: Any, where: str) -> None:
 
 
 def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:
-    """Return the peak of a step: J, and three times its rows that are differentiated at once, or three matrices JJᵀ.
+    """Return the peak of a step: J, and three times its rows that are differentiated at once, or two factors of it.
 
-    A residual that runs the network twice has two gradients and their sum; the matrices are JJᵀ (or JᵀJ), the shifted
-    one and its factor. Activations that a backward pass keeps come on top.
+    A residual that runs the network twice has two gradients and their sum; QR works on J over √λ I and returns as much.
+    Activations that a backward pass keeps come on top.
 
     Args:
         rows: residuals.
@@ -153,7 +153,8 @@ def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:
         >>> step_bytes(300, 1000, at_once=300, size=8) == 8 * (300 * 1000 + 3 * 300 * 1000)
         True
     """
-    return size * (rows * parameters + 3 * max(min(at_once, rows) * parameters, min(rows, parameters) ** 2))
+    whole = rows * parameters
+    return size * (whole + max(3 * min(at_once, rows) * parameters, 2 * (whole + min(rows, parameters) ** 2)))
 
 
 def check_memory(rows: int, at_once: int, points: int, parameters: Sequence[Tensor]) -> None:

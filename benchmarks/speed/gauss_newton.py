@@ -1,4 +1,4 @@
-"""The price of a step of GaussNewton, and of its Jacobian and product alone, in plain steps: loss, backward, Adam."""
+"""The price of a step of GaussNewton, and of its Jacobian and solution alone, in plain steps: loss, backward, Adam."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from adiv_optim import GaussNewton
 from adiv_optim.jacobian import laplacian
-from adiv_optim.jacobian.gauss_newton import gram
+from adiv_optim.jacobian.solver import solver
 from adiv_optim.jacobian.terms import Terms
 
 from ..core.runs import interleaved, measure, ratio
@@ -26,7 +26,7 @@ from ..train import perceptron
 
 #: A Jacobian of more numbers is left out: a step with it needs four times its memory.
 LARGEST = 10**8
-PARTS = {"step": "step", "jacobian": "J", "product": "product"}
+PARTS = {"step": "step", "jacobian": "J", "solution": "solution"}
 
 
 def network(width: int) -> nn.Sequential:
@@ -53,9 +53,8 @@ def jobs(rows: int, width: int) -> dict[str, Callable[[], Any]]:
     adam, optimizer = torch.optim.Adam(plain.parameters()), GaussNewton(model)
     weights = {name: parameter.detach() for name, parameter in network(width).named_parameters()}
     terms = Terms(model, [(residual, points())], "")
-    terms.evaluate(weights)
+    r = terms.evaluate(weights)
     jacobian = terms.jacobian(weights, None)
-    wide = jacobian if rows <= jacobian.shape[1] else jacobian.mT
 
     def plain_step() -> None:
         adam.zero_grad()
@@ -66,7 +65,7 @@ def jobs(rows: int, width: int) -> dict[str, Callable[[], Any]]:
         "plain": plain_step,
         "step": lambda: optimizer.step([(residual, points())]),
         "jacobian": torch.no_grad()(partial(terms.jacobian, weights, None)),
-        "product": partial(gram, wide),
+        "solution": lambda: solver(jacobian, 1e-10)(r),
     }
 
 
@@ -95,9 +94,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         cells.append([exact(r["parameters"], ","), exact(r["rows"], ","), exact(r["plain_ms"], ".1f"), *parts])
     header = ["parameters", "residuals", "plain step, ms", *PARTS.values()]
     caption = (
-        "Step, Jacobian and product (JJᵀ, or JᵀJ where there are more residuals than parameters) in plain steps (loss, "
-        "backward pass, Adam) of the same residuals: Poisson's equation, derivatives carried forward, tanh, three "
-        "hidden layers, float64; points are drawn for every step, the first ones of a training. Medians of rounds in "
+        "Step, Jacobian and a solution by QR in plain steps (loss, backward pass, Adam) of the same residuals: "
+        "Poisson's equation, derivatives carried forward, tanh, three hidden layers, float64; points are drawn for "
+        "every step, the first ones of a training. Medians of rounds in "
         f"turn, processor time. {machine(results[0]['environment'])}"
     )
     return {name: Section([Table(header, cells), caption])}

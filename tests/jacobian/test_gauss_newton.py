@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import GaussNewton
 from adiv_optim.jacobian import ideal_update, laplacian
-from adiv_optim.jacobian.gauss_newton import gram
+from adiv_optim.jacobian.solver import solver
 from adiv_optim.jacobian.terms import Terms
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -48,72 +48,122 @@ class Stacked(nn.Module):
         return torch.cat(parts)
 
 
+def trained(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def by_loop(model, terms):
     """Residuals, and their Jacobian by a backward pass each."""
-    r = Stacked(model, terms)(None)
-    rows = [torch.autograd.grad(value, list(model.parameters()), retain_graph=True, allow_unused=True) for value in r]
-    zeros = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    r, parameters = Stacked(model, terms)(None), trained(model)
+    rows = [torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True) for value in r]
+    zeros = [torch.zeros_like(parameter) for parameter in parameters]
     flat = [torch.cat([(z if g is None else g).flatten() for g, z in zip(row, zeros, strict=True)]) for row in rows]
     return r.detach(), torch.stack(flat)
 
 
 def weights(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in trained(model)])
 
 
 def step_of(model, optimizer, terms):
-    """The step that was solved for: what the weights moved by, over its length, and the damping."""
+    """A step: by how much the weights moved, the step length and the damping."""
     before = weights(model)
     optimizer.step(terms)
     metrics = optimizer.metrics()
     assert metrics["alpha"] > 0
-    return (before - weights(model)) / metrics["alpha"], metrics["damping"]
+    return before - weights(model), metrics["alpha"], metrics["damping"]
+
+
+def along(model, terms, solve):
+    """The step δ and the acceleration a of the docstring, by any solver of v → Jᵀ(JJᵀ + λI)⁻¹ v."""
+    r, jacobian = by_loop(model, terms)
+    step, moved = solve(r), copy.deepcopy(model)
+    nn.utils.vector_to_parameters(weights(model) - step / 10, trained(moved))
+    return step, solve(2 * ((Stacked(moved, terms)(None).detach() - r) / 0.1 + jacobian @ step) / 0.1)
+
+
+def bent(model, terms, alpha, solve):
+    step, acceleration = along(model, terms, solve)
+    return alpha * step + alpha**2 / 2 * acceleration
+
+
+def by_rows(r, jacobian, damping):
+    """v → Jᵀ(JJᵀ + λI)⁻¹ v by the plainest means."""
+    matrix = jacobian @ jacobian.T
+    matrix += damping * matrix.trace() / len(r) * torch.eye(len(r))
+    return lambda v: jacobian.T @ torch.linalg.solve(matrix, v)
 
 
 @pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)], ids=["fewer residuals than parameters", "more"])
 def test_step_is_the_ideal_update_of_the_stacked_residual(width, points):
     model, terms = network(width), equation(points)
     assert (points + 4 > weights(model).numel()) is (width == 3)
-    stacked = Stacked(copy.deepcopy(model), terms)
-    step, damping = step_of(model, GaussNewton(model, damping=1e-6), terms)
-    found = ideal_update(stacked, torch.zeros(1), stacked(None).detach(), damping)
-    wanted = -torch.cat([found.step[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
+    twin = copy.deepcopy(model)
+    stacked = Stacked(twin, terms)
+    step, alpha, damping = step_of(model, GaussNewton(model, damping=1e-6), terms)
+
+    def ideal(v, damping=damping):
+        found = ideal_update(stacked, torch.zeros(1), v, damping)
+        return -torch.cat([found.step[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
+
+    wanted = bent(twin, terms, alpha, ideal)
     assert (step - wanted).norm() <= 1e-8 * wanted.norm()
-    other = ideal_update(stacked, torch.zeros(1), stacked(None).detach(), 2 * damping)
-    wanted = -torch.cat([other.step[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
-    assert (step - wanted).norm() > 1e-7 * wanted.norm()  # the damping is seen
+    other = bent(twin, terms, alpha, lambda v: ideal(v, 2 * damping))
+    assert (step - other).norm() > 1e-7 * other.norm()  # the damping is seen
+    straight = alpha * ideal(by_loop(twin, terms)[0])
+    assert (step - straight).norm() > 1e-3 * straight.norm()  # and the acceleration
 
 
 @pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)])
 def test_step_at_the_default_damping_is_that_of_least_squares(width, points):
     model, terms = network(width), equation(points)
-    r, jacobian = by_loop(model, terms)
-    step, damping = step_of(model, GaussNewton(model), terms)
-    ridge = damping * jacobian.square().sum() / len(r)
+    twin, (_, jacobian) = copy.deepcopy(model), by_loop(model, terms)
+    step, alpha, damping = step_of(model, GaussNewton(model), terms)
+    ridge = damping * jacobian.square().sum() / len(jacobian)
     whole = torch.cat([jacobian, ridge.sqrt() * torch.eye(jacobian.shape[1])])
-    wanted = torch.linalg.lstsq(whole, torch.cat([r, torch.zeros(jacobian.shape[1])])[:, None], driver="gelsd").solution
-    assert (step - wanted[:, 0]).norm() <= 1e-4 * wanted.norm()
+
+    def least_squares(v):
+        right = torch.cat([v, torch.zeros(jacobian.shape[1])])
+        return torch.linalg.lstsq(whole, right[:, None], driver="gelsd").solution[:, 0]
+
+    wanted = bent(twin, terms, alpha, least_squares)
+    assert (step - wanted).norm() <= 1e-4 * wanted.norm()
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (30, 20)], ids=["wide", "tall"])
+def test_solution_is_as_exact_as_the_jacobian(shape):
+    # Singular values down to 10⁻¹² of the largest: in JJᵀ, those below 10⁻⁸ are rounding.
+    left, _ = torch.linalg.qr(torch.randn(shape[0], 20))
+    right, _ = torch.linalg.qr(torch.randn(shape[1], 20))
+    values = torch.logspace(0, -12, 20)
+    jacobian, ridge = left * values @ right.T, 1e-22
+    r = left @ values  # each direction needs a step of 1
+    step, wanted = solver(jacobian, ridge)(r), right @ (values**2 / (values**2 + ridge))
+    assert (step - wanted).norm() < 1e-3
+    by_product = jacobian.T @ torch.linalg.solve(jacobian @ jacobian.T + 1e-16 * torch.eye(shape[0]), r)
+    assert (by_product - wanted).norm() > 1
 
 
 def by_rule(model, terms, damping):
     """The rule of the docstring, by the plainest means: loss before, damping used, step length, tries, next damping."""
-    r, jacobian = by_loop(model, terms)
+    twin, (r, jacobian) = copy.deepcopy(model), by_loop(model, terms)
     loss, before, tries = r.square().sum() / 2, weights(model), 0
     while True:
         tries += 1
-        matrix = jacobian @ jacobian.T
-        matrix += damping * matrix.trace() / len(r) * torch.eye(len(r))
-        direction = jacobian.T @ torch.linalg.solve(matrix, r)
+        step, acceleration = along(twin, terms, by_rows(r, jacobian, damping))
         losses = []
         while len(losses) < 2 or losses[-1] < losses[-2]:
-            nn.utils.vector_to_parameters(before - 0.5 ** len(losses) * direction, model.parameters())
+            alpha = 0.5 ** len(losses)
+            moved = before - alpha * step - alpha**2 / 2 * acceleration
+            nn.utils.vector_to_parameters(moved, model.parameters())
             losses.append(Stacked(model, terms)(None).square().sum().item() / 2)
         best = len(losses) - 2
         if losses[best] <= 0.995 * loss:
             break
         damping *= 10
-    nn.utils.vector_to_parameters(before - 0.5**best * direction, model.parameters())
-    return loss.item(), damping, 0.5**best, tries, damping / 10 if best <= 2 else damping
+    alpha = 0.5**best
+    nn.utils.vector_to_parameters(before - alpha * step - alpha**2 / 2 * acceleration, model.parameters())
+    return loss.item(), damping, alpha, tries, damping * (0.1 if best <= 2 else 3 if best >= 4 else 1)
 
 
 def test_rule_is_that_of_a_plain_loop():
@@ -200,11 +250,6 @@ def test_a_jacobian_that_is_not_finite_is_refused():
         GaussNewton(network()).step([(lambda model, x: (0 * model(x)).sqrt() + 1, torch.rand(3, 2))])
 
 
-def test_blocks_make_the_lower_triangle():
-    matrix = torch.randn(250, 7)
-    assert torch.allclose(gram(matrix).tril(), (matrix @ matrix.T).tril(), atol=1e-12)
-
-
 RESIDUALS = {
     "number": lambda model, x: model(x).prod(),
     "matrix": lambda model, x: torch.outer(model(x), x),
@@ -238,10 +283,9 @@ class Repeated(nn.Module):
 def test_a_layer_with_two_names_stays_one():
     model = Repeated()
     terms, optimizer = [(lambda model, x: model(x) - x, torch.rand(4, 2))], GaussNewton(model, damping=1e-3)
-    parameters, (r, jacobian) = list(model.parameters()), by_loop(model, terms)
-    step, damping = step_of(model, optimizer, terms)
-    ridge = damping * jacobian.square().sum() / len(r) * torch.eye(len(r))
-    assert torch.allclose(step, jacobian.T @ torch.linalg.solve(jacobian @ jacobian.T + ridge, r), rtol=1e-6)
+    parameters, twin = list(model.parameters()), copy.deepcopy(model)
+    step, alpha, damping = step_of(model, optimizer, terms)
+    assert torch.allclose(step, bent(twin, terms, alpha, by_rows(*by_loop(twin, terms), damping)), rtol=1e-6)
     assert len(parameters) == 3
     assert all(own is kept for own, kept in zip(model.parameters(), parameters, strict=True))
     assert model.other.weight is model.again.weight is optimizer.param_groups[0]["params"][0]
@@ -270,21 +314,10 @@ def test_parameters_of_all_kinds_are_stepped_as_by_a_loop():
     terms = [(lambda model, x: model.viscosity * laplacian(model, x) + model(x) - x.sum(), x)]
     frozen = copy.deepcopy(model.frozen.state_dict())
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    r = Stacked(model, terms)(None)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    rows = [torch.autograd.grad(v, trained, retain_graph=True, allow_unused=True) for v in r]
-    flat = [
-        torch.cat([(p * 0 if g is None else g).flatten() for g, p in zip(row, trained, strict=True)]) for row in rows
-    ]
-    jacobian = torch.stack(flat)
-    before = torch.cat([p.detach().flatten() for p in trained])
-    optimizer = GaussNewton(model, damping=1e-3)
-    optimizer.step(terms)
-    moved = (before - torch.cat([p.detach().flatten() for p in trained])) / optimizer.metrics()["alpha"]
-    matrix = jacobian @ jacobian.T
-    matrix += optimizer.metrics()["damping"] * matrix.trace() / len(r) * torch.eye(len(r))
-    wanted = jacobian.T @ torch.linalg.solve(matrix, r.detach())
-    assert torch.allclose(moved, wanted, rtol=1e-6, atol=1e-9)
+    twin, optimizer = copy.deepcopy(model), GaussNewton(model, damping=1e-3)
+    step, alpha, damping = step_of(model, optimizer, terms)
+    wanted = bent(twin, terms, alpha, by_rows(*by_loop(twin, terms), damping))
+    assert torch.allclose(step, wanted, rtol=1e-6, atol=1e-9)
     assert model.third.weight is model.second.weight
     assert all(torch.equal(value, frozen[name]) for name, value in model.frozen.state_dict().items())
     assert list(optimizer.coverage().treated) == names
