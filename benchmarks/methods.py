@@ -183,6 +183,7 @@ _IMAGES: dict[str, Method] = {
     "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
     "whitened": Method("whitened", "indigo", by_inputs=WHITE),
     "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=WHITE_16),
+    "whitened-free": Method("whitened, no graft_norm", "#54278f", by_inputs=partial(WHITE, graft_norm=False)),
     "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=SCALED),
     "preconditioned": Method("preconditioned", "#9edae5", by_inputs=SOLVED),
     "mac": Method("MAC", "#8c564b", by_inputs=BY_MEAN),

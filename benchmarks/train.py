@@ -6,11 +6,11 @@ A problem is a file of `problems`: it draws the network, and gives loss and erro
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +44,10 @@ class FieldRun(Run):
     every: int | None = None  # steps between measurements of inputs, in place of the wrapper's own
 
     kind = "images"
+    norms: ClassVar[Collection[str]] = tuple(NORMS)
 
     def __post_init__(self) -> None:
-        self.check(("lr", "steps", "seconds", "every"), norm=NORMS, optimizer=OF_MODELS)
+        self.check(("lr", "steps", "seconds", "every"), norm=self.norms, optimizer=OF_MODELS)
         if callable(METHODS[self.method].optimizer):
             raise ValueError(f"method {self.method!r} has an optimizer of its own; give this study a wrapper alone.")
         if (self.steps is None) == (self.seconds is None):

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from examples import burgers, char_lm, equation, fit_image, log_metrics, poisson, which_step
+from adiv_optim import Proportional, jacobian
+from examples import burgers, char_lm, equation, fit_image, log_metrics, poisson, recurrent, which_step
 from examples.char_lm import load
 from examples.gpt import GPT, NORMS, PRESETS, all_windows, python_reference, rate_factor, split
 
@@ -263,3 +264,25 @@ def test_no_position_sees_what_comes_after_it(norm):
 def test_million_has_a_million_parameters():
     model = GPT(PRESETS["million"], 65, "layernorm")
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1e6, rel=0.02)
+
+
+def test_recurrent_cell_gets_the_gradients_of_its_jacobians():
+    model, x, y = recurrent.Reader(5).double(), torch.rand(1, 1, 8).double(), torch.tensor([3])
+    state, cell = torch.zeros(1, 5).double(), model.cell
+    output = cell(x[:, 0], state)
+    g = torch.autograd.grad(nn.functional.cross_entropy(model.head(output), y), output)[0][0]
+    rows = [torch.autograd.grad(o, list(cell.parameters()), retain_graph=True) for o in cell(x[:, 0], state)[0]]
+    jacobians = [torch.stack(each) for each in zip(*rows, strict=True)]
+    factor = sum(j.square().sum() for j in jacobians) / 5
+    jacobian.backward(model, nn.functional.cross_entropy, x, y, Proportional())
+    for parameter, j in zip(cell.parameters(), jacobians, strict=True):
+        assert torch.allclose(parameter.grad, torch.tensordot(g, j, 1) / factor, rtol=1e-10, atol=0)
+    assert abs(factor - 1) > 0.01  # the plain gradient would be noticed
+
+
+def test_recurrent_program_prints_accuracies(monkeypatch, capsys):
+    monkeypatch.setattr(recurrent, "RATES", (0.3,))
+    recurrent.main(["--epochs", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["plain", "Proportional"]
+    assert all(float(line.split()[3]) > 20 for line in lines)  # 10 is chance

@@ -46,7 +46,7 @@ STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum":
 STARTS |= {"adam-lbfgs": 1e-2, "spring": 0.1, "random-features": 4.0}  # of random features it is their slope
 #: Settings in which the runs of one protocol may differ.
 WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set", "inner", "draws")
-_NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
+_NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, ", "columns": "whitened columns, "}
 _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
 _HUES |= {"gauss-newton": "black", "self-scaled-bfgs": "tab:purple", "spring": "tab:red", "adam-lbfgs": "tab:cyan"}
 _HUES |= {"random-features": "tab:olive"}

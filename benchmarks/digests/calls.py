@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from ..core.arms import label, pace
 from ..core.store import Result
 from ..core.study import Digest
-from ..core.tables import Cell, Difference, Row, Section, Table, exact, grouped
+from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
+from ..studies.fourier import STEPS, prices
 from ..train import DERIVATIVES
-from .reached import Measure, Settings, Stores, best_runs, matching, measure_of, runs, values
+from .reached import Settings, Stores, best_runs, measure_of, runs, trials, values
 
 #: What makes a run that others of its file are compared with.
 _KEYS = ("norm", "method", "optimizer", "every", "rows", "embedding_deviation", "embedding_lr")
@@ -54,12 +55,6 @@ class Call(NamedTuple):
         def best(settings: Settings) -> list[Result]:
             return best_runs(stores, self.file, **{**self.among, **settings})
 
-        def trials(settings: Settings) -> int:
-            # As long as half of what tables show, or as all of it.
-            wanted = {k: v for k, v in {**self.among, **settings}.items() if k not in ("steps", "seconds")}
-            tried = (r["settings"] for r in matching(stores[self.file].read("search"), wanted))
-            return len({(settings["lr"], settings.get("damping")) for settings in tried})
-
         wrapped, bare = best(self.wrapped), best(self.bare)
         sample, alone = values(wrapped), values(bare)
         groups = grouped(runs(stores, self.file, **self.among), lambda r: tuple(map(r["settings"].get, _KEYS)))
@@ -68,13 +63,21 @@ class Call(NamedTuple):
         place, gain = measure.best(samples), measure.difference(sample, alone)
         lead = Cell("the optimizer alone", {"": "the optimizer alone"})
         if samples[place] != alone:
-            name, cell = _label(rivals[place]), _amount(measure.difference(sample, samples[place]), measure)
+            name, cell = _label(rivals[place]), measure.amount(measure.difference(sample, samples[place]))
             numbers = {f"difference {key}".strip(): value for key, value in cell.numbers.items()}
             lead = Cell(f"{name}: {cell.text}", {"": name, **numbers})
         first, plain = wrapped[0]["settings"], bare[0]["settings"]
-        counts, price = (trials(self.wrapped), trials(self.bare)), self.price(stores, wrapped, bare)
+        with_it, without = (trials(stores, self.file, {**self.among, **own}) for own in (self.wrapped, self.bare))
         rates = plain["lr"], first["lr"]
-        return Evidence(_amount(gain, measure), gain.n, counts, price, lead, rates, first.get("damping"))
+        return Evidence(
+            measure.amount(gain),
+            gain.n,
+            (with_it, without),
+            self.price(stores, wrapped, bare),
+            lead,
+            rates,
+            first.get("damping"),
+        )
 
 
 def from_this_library(method: str) -> bool:
@@ -83,19 +86,6 @@ def from_this_library(method: str) -> bool:
     by_inputs = getattr(entry.by_inputs, "func", entry.by_inputs)
     is_wrapper = by_inputs is not None and by_inputs.__module__.startswith("adiv_optim")
     return is_wrapper or entry.correction is not None or entry.gauge is not None
-
-
-def _amount(difference: Difference, measure: Measure) -> Cell:
-    """A difference with its interval; of logarithms a factor."""
-    mean, low, high = difference.mean, difference.low, difference.high
-    if measure.unit == "×":
-        mean, low, high = (10**each for each in (mean, low, high))
-        ends = [f"{end:,.0f}" if end >= 100 else f"{end:.2g}" for end in (low, high)]
-        shown = f"× {mean:,.2g}" if mean < 100 else f"× {mean:,.0f}"
-    else:
-        spec = {"dB": "+.1f", "nats": "+z.3f", "points": "+z.1f"}[measure.unit]
-        ends, shown = [f"{end:{spec}}" for end in (low, high)], f"{mean:{spec}} {measure.unit}"
-    return Cell(f"{shown} [{ends[0]}, {ends[1]}]", {"": mean, "low": low, "high": high})
 
 
 def _label(settings: Settings) -> str:
@@ -144,8 +134,8 @@ _ARMS = {"adam": "Adam", "muon": "Muon", "soap": "SOAP"}
 
 
 def _fields(
-    task: str, file: str, among: Settings, worth: set[str], typical: set[str], price: Callable[[str], Price],
-    rows: str | None = None,
+    task: str, file: str, among: Settings, worth: str, typical: str, price: Callable[[str], Price],
+    rows: str | None = None, optimizers: str = "adam muon soap",
 ) -> list[Call]:  # fmt: skip
     """A row for each optimizer; `price` is of its name."""
 
@@ -153,10 +143,11 @@ def _fields(
         return {"norm": "none", "optimizer": optimizer, "method": method, "every": None, "rows": rows}
 
     return [
-        Call(f"{task}, {name}", f"`Whitened({name}(…), model, damping=…)`" + ", float64" * (file == "poisson"),
+        Call(f"{task}, {_ARMS[optimizer]}",
+            f"`Whitened({_ARMS[optimizer]}(…), model, damping=…)`" + ", float64" * (file == "poisson"),
             METHODS["whitened"].by_inputs, file, arm(optimizer, "whitened", rows), arm(optimizer, "none"), among,
-            price(name), optimizer in worth, optimizer in typical)
-        for optimizer, name in _ARMS.items()
+            price(_ARMS[optimizer]), optimizer in worth.split(), optimizer in typical.split())
+        for optimizer in optimizers.split()
     ]  # fmt: skip
 
 
@@ -174,23 +165,32 @@ def _cifar(task: str, write: str, file: str, own: str, optimizer: str, among: Se
         typical=optimizer != "muon")  # fmt: skip
 
 
-def _pictures(task: str, network: str, worth: set[str], batch_size: int | None = None) -> list[Call]:
-    def price(name: str) -> Price:
-        # Ratios are to Adam, whose row is not among them.
-        return _untimed if batch_size else _timed("coordinates", f"whitened {name}", over=name)
+def _in_turn(name: str) -> Price:
+    """By ten layers that were timed in turn; ratios are to Adam, whose row is not among them."""
+    return _timed("coordinates", f"whitened {name}", over=name)
 
-    among, typical = {"network": network, "size": 64, "batch_size": batch_size}, {"adam", "soap"}
-    return _fields(task, "coordinates", among, worth, typical if network == "fourier" else set(), price)
+
+def _behind_features(name: str) -> Price:
+    def price(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
+        times = prices(stores["fourier"])
+        return float(times[f"whitened {name}"]["median"] / times[name]["median"])
+
+    return price
 
 
 CALLS = [
-    *_pictures("picture, Fourier features", "fourier", set(_ARMS)),
-    *_pictures("picture, ReLU alone", "relu", {"adam", "soap"}),
-    *_pictures("picture, ReLU, batches of 512 pixels", "relu", set(), batch_size=512),
+    *_fields("picture, Fourier features, equal time", "fourier", {"time_of": STEPS, "held_out": None},
+        "adam muon soap", "adam soap", _behind_features),
+    *_fields("picture, ReLU alone", "initialisation", {"network": "relu"}, "", "", _in_turn,
+        optimizers="adam soap"),
+    *_fields("picture, ReLU, He's initialisation", "initialisation", {"network": "he"}, "adam soap", "", _in_turn,
+        optimizers="adam soap"),
+    *_fields("picture, ReLU, batches of 512 pixels", "coordinates",
+        {"network": "relu", "size": 64, "batch_size": 512}, "", "", lambda name: _untimed),
     *_fields("Poisson's equation, a minute", "poisson", {"equation": "poisson", "points": "fixed", "seconds": 60.0},
-        {"adam", "soap"}, {"soap"}, lambda name: _pace),
+        "adam soap", "soap", lambda name: _pace),
     *_fields("heat equation, 2,000 steps", "poisson", {"equation": "heat", "points": "fixed", "steps": 2000},
-        {"adam", "soap"}, set(), lambda name: _pace, DERIVATIVES),
+        "adam soap", "", lambda name: _pace, DERIVATIVES),
     *(_cifar(f"CNN without a normaliser, {name}", f"`Whitened({name}(…), model, rank=16, damping=…)`",
         "cnn-pool-tuned", "whitened-16", name.lower(), {}, _convolutions) for name in ("Adam", "Muon")),
     _characters("transformer without norms, AdamW", "`Whitened(AdamW(…), model, rank=16)`", "whitened-adamw-16",
@@ -233,8 +233,8 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "lead on the best without this library"]
     caption = (
-        "Less is better of nats, and of ×, the factor on an error. n counts crops or seeds; trials are those of the "
-        "wrapped and of the bare optimizer, in whose steps the price is. Without norms the best has none either."
+        "Less is better of nats, and of ×, the factor on an error. A price is in steps of the optimizer alone. Without "
+        "norms the best has none either."
     )
     return Section([Table(header, rows, worth), caption])
 
@@ -253,7 +253,18 @@ def _settings(stores: Stores, name: str, folder: Path) -> Section:
     return Section([Table(header, rows, worth), "Chosen by trials on data that no table shows."])
 
 
-_OF = ("coordinates", "poisson", "cnn", "cnn-pool", "cnn-pool-tuned", "norm-free", "mlp-tuned", "speed")
+_OF = (
+    "coordinates",
+    "fourier",
+    "initialisation",
+    "poisson",
+    "cnn",
+    "cnn-pool",
+    "cnn-pool-tuned",
+    "norm-free",
+    "mlp-tuned",
+    "speed",
+)
 DIGESTS = {
     "calls": Digest(_OF, _calls, ("docs/results/index.md",)),
     "settings": Digest(_OF, _settings, ("docs/chooser.md",)),

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from ..grids import ALL_HAVE, OF_PAPER
+from ..grids import OF_PAPER
 from ..problems.regression import DRAWN
-from ..studies.tuned import ON_MLP
+from ..studies.fourier import STEPS
 from ..train import DERIVATIVES
 from . import special
-from .judges import BEST, TABLE1, Claim, ahead, falls, level, level_or_ahead, rises
+from .judges import TABLE1, Claim, ahead, falls, no_worse, rises
 from .reached import Settings
 from .special import below, overlap, whole
 
@@ -72,7 +72,7 @@ BIRD = [
     Claim("Without an activation norm-like layers are ahead of BatchNorm and of none, which are linear (Fig. 5)",
         "fig5", whole(special.along), run("l2norm"), runs_of(["batchnorm", "none"])),
     Claim("In convolutions with pooling no normaliser is ahead of LayerNorm, or within a point (Fig. 8)", "cnn-pool",
-        whole(level_or_ahead), _PLAIN, [run("layernorm")], 1.0),
+        whole(no_worse), _PLAIN, [run("layernorm")], 1.0),
     Claim("In convolutions without pooling BatchNorm is ahead of all others (Fig. 9)", "cnn",
         whole(ahead), run("batchnorm"), runs_of(name for name in OF_PAPER if name != "batchnorm")),
 ]  # fmt: skip
@@ -83,9 +83,9 @@ UHLMANN = [
     Claim("Training takes the same path in every gauge", "uc-rescaled",
         special.same_path, run("uc-network"), [_PLAIN], each=[_SGD, {"optimizer": "adam"}]),
     Claim("A normaliser becomes optional (D.3), within a point of BatchNorm after 5 epochs", "uc-sweep",
-        level_or_ahead, _GAUGED, _NORMED, 1.0),
+        no_worse, _GAUGED, _NORMED, 1.0),
     Claim("A normaliser becomes optional (D.3), within a point of BatchNorm after 30 epochs", "uc-long",
-        level_or_ahead, _GAUGED, _NORMED, 1.0),
+        no_worse, _GAUGED, _NORMED, 1.0),
     Claim("Small batches cost it less than BatchNorm (D.3)", "uc-batch",
         partial(special.loses_less, along="batch"), _GAUGED, _NORMED),
     *(Claim(f"{text} costs it less (D.3)", file,
@@ -139,140 +139,142 @@ SU = [
         ahead, run("dyisru"), runs_of(["dyt", "dyt-sqrt-d"]), each=[_TANH]),
 ]  # fmt: skip
 
-_IDEAL, _RANK_16, _BATCHNORM = run("batch-ideal"), run("whitened-16"), [run("batchnorm")]
-_TRIALS: Settings = {**_TANH, "epochs": 15}
-_IDEAL_SGD: Settings = {**_IDEAL, **_SGD}
-_PLAIN_SGD: Settings = {**_PLAIN, **_SGD}
-#: Optimizer of a transformer → its label.
-_TEXT = {"adamw": "AdamW", "muon": "Muon"}
-_LAYERNORM: Settings = {"norm": "layernorm"}
-_DRAWN: Settings = {"norm": "none", "embedding_deviation": 1.0}
-_HELD = run("input-held-muon", **_DRAWN, embedding_lr=None)
-_MUON: Settings = run("muon", **_LAYERNORM, embedding_deviation=None, embedding_lr=None)
+#: Optimizer → what pages call it.
+_NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "muon": "Muon", "soap": "SOAP", "adamw": "AdamW"}
+
+
+def _gains(
+    where: str, call: str, file: str, own: Settings, optimizers: str, each: Settings | None = None, **bare: Any
+) -> list[Claim]:
+    """A wrapper is ahead of the same optimizer without it: a claim for each optimizer.
+
+    Args:
+        where: what all runs have learned.
+        call: what pages call the wrapper.
+        file: of results.
+        own: settings of its runs.
+        optimizers: names of them.
+        each: settings of its runs and of the others'.
+        bare: settings in which the others differ, beside the method.
+    """
+    return [
+        Claim(f"{where}: `{call}`", file, ahead, {"optimizer": name, **own},
+            [{"optimizer": name, **own, "method": "none", **bare}], each=[each or {}], against=_NAMES[name])
+        for name in optimizers.split()
+    ]  # fmt: skip
+
+
+def _gains_on_text(
+    where: str, call: str, method: str, optimizers: str, file: str = "norm-free", **beside: Any
+) -> list[Claim]:
+    """The same of a language model, whose methods name an optimizer."""
+    return [
+        Claim(f"{where}: `{call}`", file, ahead, run(method.format(name)), [run(name)], each=[beside],
+            against=_NAMES[name])
+        for name in optimizers.split()
+    ]  # fmt: skip
+
+
+_LAYERNORM: Settings = {"norm": "layernorm", "embedding_deviation": None, "embedding_lr": None}
+_DRAWN: Settings = {"norm": "none", "embedding_deviation": 1.0, "embedding_lr": None}
 _FAST: Settings = {"embedding_lr": 3e-2}
+_IDEAL_SGD: Settings = {**run("batch-ideal"), "optimizer": "sgd"}
 OURS = [
-    Claim("`BatchIdeal` with SGD is ahead of plain SGD on the tuned tanh MLP after 15 epochs", "cifar10-trials",
-        ahead, _IDEAL, [_PLAIN], each=[{**_TRIALS, **_SGD}]),
-    Claim("`BatchIdeal` with SGD is ahead of plain SGD on the tuned tanh MLP after 40 epochs", "cifar10-long",
-        ahead, _IDEAL, [_PLAIN]),
-    Claim("With settings tuned `BatchIdeal` with SGD leads eleven methods with each of four optimizers, tanh",
-        "mlp-tuned", ahead, _IDEAL_SGD,
-        [run(name, optimizer=each) for name in ON_MLP if name != "batch-ideal" for each in ALL_HAVE], each=[_TANH]),
-    Claim("`Whitened(rank=16)` is ahead of no normaliser on the tuned tanh MLP, each with its best optimizer",
-        "mlp-tuned", ahead, _RANK_16, [_PLAIN], each=[{**_TANH, "optimizer": BEST}]),
+    *_gains("Tanh MLP, tuned", "BatchIdeal", "mlp-tuned", run("batch-ideal"), "sgd momentum adam muon", _TANH),
+    *_gains("Tanh MLP, tuned", "Whitened(rank=16)", "mlp-tuned", run("whitened-16"), "sgd momentum adam muon soap",
+        _TANH),
+    *_gains("Tanh MLP, tuned", "Proportional", "mlp-tuned", run("proportional"), "sgd momentum adam muon", _TANH),
+    *_gains("Tanh MLP, tuned", "Disproportional", "mlp-tuned", run("disproportional"), "sgd", _TANH),
+    *_gains("Tanh MLP, weight decay tuned too", "BatchIdeal", "cifar10-trials", run("batch-ideal"), "sgd",
+        {**_TANH, "epochs": 15}),
+    *_gains("Tanh MLP, 40 epochs, decided on by test accuracy", "BatchIdeal", "cifar10-long",
+        run("batch-ideal"), "sgd"),
     Claim("The lead of `BatchIdeal` shrinks as the network grows to [128, 128, 128]", "cifar10-trials-128",
-        special.shrinks, _IDEAL, [_PLAIN], each=[{**_SGD, "epochs": 15}]),
-    Claim("Tuned plain SGD is behind affine-like layers with AdamW after 15 epochs", "cifar10-trials",
-        ahead, {**_AFFINE, "optimizer": "adam"}, [_PLAIN_SGD], each=[_TRIALS]),
-    Claim("Tuned plain SGD is ahead of affine-like layers with AdamW after 40 epochs", "cifar10-long",
-        ahead, _PLAIN, [_AFFINE]),
-    Claim("With AdamW `BatchIdeal` gains little over affine-like layers, within a point", "cifar10-trials",
-        level, _IDEAL, [_AFFINE], 1.0, each=[{**_TRIALS, "optimizer": "adam"}]),
-    Claim("At Adam 10⁻³ `BatchIdeal` leads with tanh", "cifar10", ahead, _IDEAL, runs_of(OF_PAPER), each=[_TANH]),
-    Claim("At Adam 10⁻³ `BatchIdeal` is ahead of BatchNorm with leaky ReLU", "cifar10",
-        ahead, _IDEAL, _BATCHNORM, each=[_LEAKY]),
-    *(Claim(f"`BatchIdeal` gains by larger batches, tanh, after {epochs} epochs", file, rises, _IDEAL, each=[_TANH])
-      for epochs, file in ((20, "table1-reduced"), (100, TABLE1))),
-    Claim("`Proportional`, which leaves interference in, loses accuracy as the batch grows, tanh", TABLE1,
-        falls, run("proportional", **_TANH)),
-    Claim("`Proportional` is ahead of no normaliser, tanh and leaky ReLU", TABLE1,
-        ahead, run("proportional"), [_PLAIN], each=[_TANH, _LEAKY]),
+        special.shrinks, _IDEAL_SGD, [{**_PLAIN, "optimizer": "sgd"}], each=[{"epochs": 15}]),
+    Claim("MLP, leaky ReLU, Adam 10⁻³: `BatchIdeal`", "cifar10", ahead, run("batch-ideal"), [run("batchnorm")],
+        each=[_LEAKY], against="BatchNorm"),
+    Claim("Table 1, leaky ReLU: `Proportional`", TABLE1, ahead, run("proportional"), [_PLAIN], each=[_LEAKY],
+        against="Adam 10⁻³"),
     Claim("On digits one learning rate serves `BatchIdeal()` at batches of 8, 32 and 128", "rates",
         special.flat_rates, run("batch-ideal-default")),
-    Claim("`Whitened(rank=16)` is ahead of no normaliser in CNNs", "cnn, cnn-pool", ahead, _RANK_16, [_PLAIN]),
-    *(Claim(f"`Whitened(rank=16)` is level with BatchNorm in the CNN {how}, within a point", file,
-        level, _RANK_16, _BATCHNORM, 1.0, each=[with_optimizer])
-      for how, file, with_optimizer in (
-        ("without pooling, Adam 10⁻³", "cnn", {}), ("with pooling, Adam 10⁻³", "cnn-pool", {}),
-        ("with pooling, Adam, tuned", "cnn-pool-tuned", {"optimizer": "adam"}),
-        ("with pooling, Muon, tuned", "cnn-pool-tuned", {"optimizer": "muon"}))),
-    Claim("`InputScaled` is ahead of no normaliser in CNNs, tuned with Adam", "cnn-pool-tuned",
-        ahead, run("input-scaled"), [_PLAIN], each=[{"optimizer": "adam"}]),
-    Claim("`BatchIdeal` is ahead of no normaliser in CNNs", "cnn, cnn-pool", ahead, _IDEAL, [_PLAIN]),
-    *(Claim(f"Transformer, LayerNorm: `{wrapper}` {label} is ahead of {label}, test loss", "norm-free",
-        ahead, run(method.format(name)), [run(name)], each=[_LAYERNORM], in_calls=name == in_calls)
-      for wrapper, method, in_calls in (
-        ("Whitened", "whitened-{}", "muon"), ("Whitened(rank=16)", "whitened-{}-16", "adamw"))
-      for name, label in _TEXT.items()),
-    Claim("Transformer, no norms: `Whitened(rank=16)` AdamW is ahead of AdamW, test loss", "norm-free",
-        ahead, run("whitened-adamw-16"), [run("adamw")], each=[_DRAWN], in_calls=True),
-    Claim("Transformer, LayerNorm, 2,000 steps: `Whitened(rank=16)` Muon is ahead of Muon, test loss", "char-lm-2000",
-        ahead, run("whitened-muon-16"), [run("muon")], each=[_LAYERNORM]),
-    Claim("`BatchIdeal` in front of AdamW is ahead of AdamW, test loss", "char-lm",
-        ahead, run("batch-ideal-adamw"), [run("adamw")], each=[_LAYERNORM]),
-    *(Claim(f"Transformer, no norms: {label} is level with Muon and LayerNorm{after}, within 0.03 nats", file,
-        level, {**_HELD, "method": method, **more}, [{**_MUON, **more}], 0.03)
-      for label, method, after, file, more in (
-        ("`InputScaled(hold=True)` Muon", "input-held-muon", "", "norm-free", {}),
-        ("Muon alone", "muon", "", "norm-free", {}),
-        ("`InputScaled(hold=True)` Muon", "input-held-muon", " after 2,000 steps", "norm-free-2000", {}),
-        ("`InputScaled(hold=True)` Muon", "input-held-muon", " after 2,000 steps, embeddings at 0.03",
-            "norm-free-2000", _FAST))),
-    Claim("Transformer, one LayerNorm, 2,000 steps: `InputScaled(hold=True)` Muon is ahead of "
-        "Muon and LayerNorm everywhere, test loss", "norm-free-2000",
-        ahead, {**_HELD, **_FAST, "norm": "head-layernorm"}, [{**_MUON, **_FAST}]),
-    Claim("Twelve layers without normalisers: `InputScaled(hold=True)` Muon is ahead of Muon, test loss",
-        "norm-free-deep", ahead, _HELD, [{**_HELD, "method": "muon"}]),
-    *(Claim(f"Transformer, no norms: `InputScaled(hold=True)` Muon is ahead of {label}, test loss", "norm-free",
-        ahead, _HELD, [{**_HELD, "method": name}]) for name, label in (("soap", "SOAP"), ("muon", "Muon"))),
-    Claim("`UnitConsistent` is ahead of its optimizer from PyTorch's own initialisation", "uc-sweep",
-        ahead, run("uc-network"), [_PLAIN], each=[{"optimizer": name} for name in ("sgd", "momentum", "adam")]),
-    Claim("The layer gauge with Adam is ahead of Adam", "uc-sweep",
-        ahead, run("uc-layer"), [_PLAIN], each=[{"optimizer": "adam"}]),
+    *_gains("CNN, tuned", "Whitened(rank=16)", "cnn-pool-tuned", run("whitened-16"), "adam muon"),
+    *_gains("CNN, tuned", "Whitened", "cnn-pool-tuned", run("whitened"), "adam muon soap"),
+    *_gains("CNN, tuned", "BatchIdeal", "cnn-pool-tuned", run("batch-ideal"), "adam"),
+    *_gains("CNN, tuned", "Proportional", "cnn-pool-tuned", run("proportional"), "adam"),
+    *_gains("CNN, tuned", "InputScaled", "cnn-pool-tuned", run("input-scaled"), "adam muon"),
+    *(Claim("CNN, tuned: `Whitened(rank=16)`", "cnn-pool-tuned", ahead, run("whitened-16"),
+        [run("batchnorm")], each=[{"optimizer": name}], against=f"{_NAMES[name]} with BatchNorm")
+      for name in ("adam", "muon")),
+    *_gains_on_text("Transformer, LayerNorm", "Whitened", "whitened-{}", "adamw muon", **_LAYERNORM),
+    *_gains_on_text("Transformer, LayerNorm", "Whitened(rank=16)", "whitened-{}-16", "adamw muon", **_LAYERNORM),
+    *_gains_on_text("Transformer, LayerNorm, 2,000 steps", "Whitened(rank=16)", "whitened-{}-16", "muon",
+        "char-lm-2000", norm="layernorm"),
+    *_gains_on_text("Transformer, LayerNorm", "Whitened", "whitened-{}", "soap sgd", "char-lm", norm="layernorm"),
+    *_gains_on_text("Transformer, LayerNorm", "BatchIdeal", "batch-ideal-{}", "adamw", "char-lm", norm="layernorm"),
+    *_gains_on_text("Transformer, no norms", "Whitened(rank=16)", "whitened-{}-16", "adamw muon", **_DRAWN),
+    *_gains_on_text("Transformer, no norms", "InputScaled", "input-scaled-{}", "adamw soap", **_DRAWN),
+    *_gains_on_text("Transformer, no norms", "InputScaled(hold=True)", "input-held-{}", "adamw muon", **_DRAWN),
+    *_gains_on_text("Transformer, no norms, twelve layers", "InputScaled(hold=True)", "input-held-{}", "muon",
+        "norm-free-deep", **_DRAWN),
+    *_gains_on_text("Transformer, one LayerNorm, 2,000 steps", "InputScaled(hold=True)", "input-held-{}", "muon",
+        "norm-free-2000", norm="head-layernorm", embedding_deviation=1.0, **_FAST),
+    Claim("Transformer, no norms, 2,000 steps: `InputScaled(hold=True)`", "norm-free-2000", ahead,
+        {**run("input-held-muon"), **_DRAWN, **_FAST}, [{**run("muon"), **_LAYERNORM, **_FAST}],
+        against="Muon with LayerNorm"),
+    *_gains("MLP, leaky ReLU, 5 epochs", "UnitConsistent", "uc-sweep", run("uc-network"), "sgd momentum adam"),
+    *_gains("MLP, leaky ReLU, 5 epochs", "UnitConsistent(gauge=LayerGauge())", "uc-sweep", run("uc-layer"), "adam"),
 ]  # fmt: skip
 
 
-def _arm(optimizer: str, method: str = "none", norm: str = "none", rows: str | None = None) -> Settings:
-    return {"norm": norm, "optimizer": optimizer, "method": method, "every": None, "rows": rows}
+def _arm(method: str, norm: str = "none", rows: str | None = None) -> Settings:
+    return {"norm": norm, "method": method, "every": None, "rows": rows}
 
 
-_OPTIMIZERS = {"adam": "Adam", "muon": "Muon", "soap": "SOAP"}
+_ALL = "adam muon soap"
+_EQUAL_TIME: Settings = {"time_of": STEPS}
+_MINUTE = {"equation": "poisson", "points": "fixed", "seconds": 60.0}
+_HEAT = {"equation": "heat", "points": "fixed", "steps": 2000}
 
 
-def _picture(network: str = "relu", size: int = 64, batch_size: int | None = None) -> list[Settings]:
-    return [{"network": network, "size": size, "batch_size": batch_size}]
+def _picture(network: str, batch_size: int | None = None) -> Settings:
+    return {"network": network, "size": 64, "batch_size": batch_size}
 
 
-_PICTURES = {
-    "Picture, ReLU": _picture(),
-    "Picture, ReLU, batches of 512 pixels": _picture(batch_size=512),
-    "Picture, Fourier features": _picture("fourier"),
-}
-_MINUTE = [{"equation": "poisson", "points": "fixed", "seconds": 60.0}]
-_HEAT = [{"equation": "heat", "points": "fixed", "steps": 2000}]
-
-
-def _behind(condition: int) -> list[Settings]:
+def _behind(condition: int) -> Settings:
     """The data sets behind maps of a condition."""
-    return [{"data_set": {f"{name}-{condition}" for name in DRAWN}}]
+    return {"data_set": {f"{name}-{condition}" for name in DRAWN}}
 
 
+_WHITE = partial(_gains, call="Whitened", own=_arm("whitened"))
 FIELDS = [
-    *(Claim(f"{where}: `Whitened` {name} is ahead of {name}, dB", "coordinates",
-        ahead, _arm(optimizer, "whitened"), [_arm(optimizer)], each=each, in_calls=True)
-      for where, each in _PICTURES.items() for optimizer, name in _OPTIMIZERS.items()),
-    *(Claim(f"{where}: `Whitened` {name} alone is ahead of {name} with BatchNorm, dB", "coordinates",
-        ahead, _arm(optimizer, "whitened"), [_arm(optimizer, norm="batchnorm")], each=each)
-      for where, each in [*_PICTURES.items(), ("Picture, 128 × 128 pixels", _picture(size=128))]
-      for optimizer, name in _OPTIMIZERS.items() if "128" not in where or optimizer != "soap"),
-    *(Claim(f"Picture, ReLU, BatchNorm: `Whitened` {name} is ahead of {name}, dB", "coordinates",
-        ahead, _arm(optimizer, "whitened", "batchnorm"), [_arm(optimizer, norm="batchnorm")], each=_picture())
-      for optimizer, name in _OPTIMIZERS.items()),
-    Claim("Picture, ReLU: `Preconditioned` Muon (Newton-Muon) is ahead of Muon, dB", "coordinates",
-        ahead, _arm("muon", "preconditioned"), [_arm("muon")], each=_picture()),
-    *(Claim(f"Poisson's equation, a minute: `Whitened` {name} has a lower error than {name}, log₁₀", "poisson",
-        ahead, _arm(optimizer, "whitened"), [_arm(optimizer)], each=_MINUTE)
-      for optimizer, name in _OPTIMIZERS.items()),
-    *(Claim(f"Poisson's equation, a minute: rows of derivatives lower the error of `Whitened` {name}, log₁₀", "poisson",
-        ahead, _arm(optimizer, "whitened", rows=DERIVATIVES), [_arm(optimizer, "whitened")], each=_MINUTE)
-      for optimizer, name in _OPTIMIZERS.items()),
-    *(Claim(f"Heat equation, 2,000 steps: `Whitened` {name} has a lower error than {name}, log₁₀", "poisson",
-        ahead, _arm(optimizer, "whitened", rows=DERIVATIVES), [_arm(optimizer)], each=_HEAT)
-      for optimizer, name in _OPTIMIZERS.items()),
-    *(Claim(f"Features of condition {condition:,}: `Whitened` {name} has a lower test error than {name}{rival}, log₁₀",
-        "tabular", ahead, _arm(optimizer, "whitened"), [_arm(optimizer, norm=norm)], each=_behind(condition))
-      for condition, norm, rival in ((1, "none", ""), (10000, "none", ""), (10000, "batchnorm", " with BatchNorm"))
-      for optimizer, name in _OPTIMIZERS.items()),
+    *_WHITE("Picture, Fourier features, equal time", file="fourier", optimizers=_ALL,
+        each={**_EQUAL_TIME, "held_out": None}),
+    *_WHITE("Picture, Fourier features, held-out pixels", file="fourier", optimizers=_ALL,
+        each={**_EQUAL_TIME, "held_out": True}),
+    *_WHITE("Picture, ReLU alone", file="initialisation", optimizers="adam soap", each=_picture("relu")),
+    *_WHITE("Picture, ReLU, He's initialisation", file="initialisation", optimizers="adam soap",
+        each=_picture("he")),
+    *_WHITE("Picture, ReLU, twenty layers", file="initialisation", optimizers="adam", each=_picture("deep")),
+    Claim("Picture, ReLU, twenty layers: `Whitened`", "initialisation", ahead, _arm("whitened"),
+        [_arm("none", "batchnorm")], each=[{**_picture("deep"), "optimizer": "adam"}], against="Adam with BatchNorm"),
+    *_gains("Picture, ReLU alone", "Whitened(graft_norm=False)", "initialisation", _arm("whitened-free"), "adam soap",
+        _picture("relu")),
+    *_WHITE("Picture, ReLU, batches of 512 pixels", file="coordinates", optimizers=_ALL, each=_picture("relu", 512)),
+    *_gains("Picture, ReLU, BatchNorm", "Whitened", "coordinates", _arm("whitened", "batchnorm"), _ALL,
+        _picture("relu")),
+    *_gains("Picture, ReLU alone", "Preconditioned", "coordinates", _arm("preconditioned"), "muon", _picture("relu")),
+    *_WHITE("Poisson's equation, a minute", file="poisson", optimizers=_ALL, each=_MINUTE),
+    *_gains("Heat equation, 2,000 steps", "Whitened", "poisson", _arm("whitened", rows=DERIVATIVES), _ALL, _HEAT,
+        rows=None),
+    *(claim for condition in (1, 10000) for claim in
+      _WHITE(f"Features of condition {condition:,}", file="tabular", optimizers=_ALL, each=_behind(condition))),
+    *(Claim("Features of condition 10,000: `Whitened`", "tabular", ahead, _arm("whitened"),
+        [_arm("none", norm)], each=[{**_behind(10000), "optimizer": name}], against=f"{_NAMES[name]}{rival}")
+      for norm, rival in (("batchnorm", " with BatchNorm"), ("columns", ", columns whitened once"))
+      for name in _ALL.split()),
+    *(Claim(f"Burgers' equation, a minute, width {width}: `GaussNewton`", "equations", ahead,
+        {"optimizer": "gauss-newton"}, [{"optimizer": "self-scaled-bfgs"}],
+        each=[{"equation": "burgers", "hidden": width}], against="self-scaled BFGS") for width in (20, 50)),
 ]  # fmt: skip
 
 #: Source → its claims.
@@ -281,6 +283,5 @@ CLAIMS = {
     "Uhlmann": UHLMANN,
     "Joudaki et al. 2023": JOUDAKI,
     "Su 2025": SU,
-    "This library": OURS,
-    "This library, pictures, equations and regression": FIELDS,
+    "This library": [*OURS, *FIELDS],
 }

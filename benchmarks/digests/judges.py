@@ -1,4 +1,4 @@
-"""How results judge a claim: ahead (of the best of several, or in pairs), level, slope, or a function of its own.
+"""How results judge a claim: ahead (of the best of several, or in pairs), no worse, slope, or a function of its own.
 
 A judge takes the stores and a claim, which says what to compare, and returns a finding, by scipy's tests.
 """
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from scipy.stats import ttest_ind
 
-from ..core.tables import SIGNIFICANT, Difference, mean_and_error, plus_minus, welch
-from ..grids import best_optimizer
+from ..core.tables import SIGNIFICANT, mean_and_error, plus_minus, welch
 from ..methods import METHODS
 from ..studies import table1
 from ..studies.table1 import SIZES, over_sizes, series
@@ -20,8 +19,6 @@ from .reached import Measure, Sample, Settings, Stores, best_runs, measure_of, r
 
 #: The file of Table 1.
 TABLE1 = "table1"
-#: The optimizer with which a method was best on held-out data.
-BEST = "best"
 
 
 class Finding(NamedTuple):
@@ -32,7 +29,7 @@ class Finding(NamedTuple):
     n: str = ""
     p: str = ""
     word: str = ""  # beside the verdict, where a difference is there that does not settle the claim
-    difference: str = ""  # of the figure, with its interval
+    difference: str = ""  # with its interval, of those that tests judge
 
 
 def significant(holds: bool, p: float, figure: str, n: object, difference: str = "") -> Finding:
@@ -56,7 +53,7 @@ class Claim(NamedTuple):
     others: Sequence[Settings] = ()
     margin: float = 0.0
     each: Sequence[Settings] = ({},)  # beside own and others; it is claimed with all of them
-    in_calls: bool = False  # whether the table of calls has its difference
+    against: str = ""  # what pages call the others
 
     @property
     def parts(self) -> list["Claim"]:
@@ -99,9 +96,6 @@ def sample(stores: Stores, file: str, settings: Settings) -> Sample:
     """What every seed of a claim's runs reached: of Table 1 over batch sizes, of any other file in the end."""
     if file == TABLE1:
         return row(stores, **settings)
-    if settings.get("optimizer") == BEST:
-        optimizer = best_optimizer(stores[file], settings["method"], settings["activation"])
-        settings = {**settings, "optimizer": optimizer}
     return reached(stores, file, **settings)
 
 
@@ -118,17 +112,13 @@ def ahead(stores: Stores, claim: Claim) -> Finding:
         own, other = (values(best_runs(stores, claim.files, **each)) for each in (claim.own, *claim.others))
         return in_pairs(own, other, measure)
     others = {label(other): sample(stores, claim.files, other) for other in claim.others}
-    return lead(sample(stores, claim.files, claim.own), others, lower=measure.is_lower_better)
+    return lead(sample(stores, claim.files, claim.own), others, measure)
 
 
-def level(stores: Stores, claim: Claim, *, or_ahead: bool = False) -> Finding:
-    """Own is within the margin of the other, or ahead, if that will do as well."""
+def no_worse(stores: Stores, claim: Claim) -> Finding:
+    """Own is ahead of the other, or within the margin."""
     ours, theirs = (sample(stores, claim.files, settings) for settings in (claim.own, *claim.others))
-    lower = measure_of(stores, claim.files).is_lower_better
-    return within(ours, theirs, claim.margin, lower=lower, or_ahead=or_ahead)
-
-
-level_or_ahead = partial(level, or_ahead=True)
+    return within(ours, theirs, claim.margin, measure_of(stores, claim.files))
 
 
 def slope(stores: Stores, claim: Claim, *, sign: int) -> Finding:
@@ -145,58 +135,38 @@ falls, rises = (partial(slope, sign=sign) for sign in (-1, 1))
 
 
 # What they say of numbers.
-def lead(ours: Sample, others: Mapping[str, Sample], *, lower: bool = False) -> Finding:
+def lead(ours: Sample, others: Mapping[str, Sample], measure: Measure) -> Finding:
     """Ours are better than the best of the others, which has its name in the figure if there are several."""
+    lower = measure.is_lower_better
     name = (min if lower else max)(others, key=lambda other: mean_and_error(others[other])[0])
     difference = welch(ours, others[name])
+    figure = _means(ours, others[name], measure) + (f" ({name})" if len(others) > 1 else "")
     holds = difference.mean < 0 if lower else difference.mean > 0
-    about = _pair(ours, others[name], difference, lower, f" ({name})" if len(others) > 1 else "")
-    return significant(holds, difference.p, *about)
+    return significant(holds, difference.p, figure, difference.n, measure.amount(difference).text)
 
 
-def within(ours: Sample, theirs: Sample, margin: float, *, lower: bool = False, or_ahead: bool = False) -> Finding:
-    """The 95 % interval of the difference lies within a margin, or wherever it is better, if that will do as well.
+def within(ours: Sample, theirs: Sample, margin: float, measure: Measure) -> Finding:
+    """The 95 % interval of the difference lies above where ours are behind by a margin.
 
-    Outside of it the claim does not hold. Between the two a difference may still be there. The p is of the verdict, as
-    small as 0.05 where the interval ends at the margin: twice the greater of two one-sided tests, or, where the claim
-    does not hold, twice that of the side on which it fails.
+    Below it the claim does not hold. The p is of the verdict, as small as 0.05 where the interval ends at the margin:
+    twice that of the one-sided test.
     """
-    sign = -1 if lower else 1
-
-    def beyond(bound: float) -> float:
-        """One-sided p against ours being ahead by no more than a bound."""
-        shifted, fixed = [sign * value - bound for value in ours], [sign * value for value in theirs]
-        return float(ttest_ind(shifted, fixed, equal_var=False, alternative="greater").pvalue)
-
-    behind, ahead_of = beyond(-margin), 0.0 if or_ahead else 1 - beyond(margin)
-    inside = 2 * max(behind, ahead_of)
-    outside = 2 * min(1 - behind, 1 - ahead_of)
-    holds = True if inside < SIGNIFICANT else False if outside < SIGNIFICANT else None
-    difference = welch(ours, theirs)
-    least, most = sorted(sign * end for end in (difference.low, difference.high))  # how far ours may be ahead
-    word = "" if holds is not None else "worse" if most < 0 else "better" if least > 0 else ""
-    figure, n, short = _pair(ours, theirs, difference, lower)
-    p = outside if holds is False else min(1.0, inside)
-    return Finding(holds, figure, n, f"{p:.2g}", word, short)
+    sign = -1 if measure.is_lower_better else 1
+    shifted, fixed = [sign * value + margin for value in ours], [sign * value for value in theirs]
+    behind = float(ttest_ind(shifted, fixed, equal_var=False, alternative="greater").pvalue)
+    p, difference = min(1.0, 2 * min(behind, 1 - behind)), welch(ours, theirs)
+    figure, text = _means(ours, theirs, measure), measure.amount(difference).text
+    return significant(behind < 0.5, p, figure, difference.n, text)
 
 
 def in_pairs(own: Mapping[Any, float], other: Mapping[Any, float], measure: Measure) -> Finding:
     """Errors by problem are better than others."""
     difference = measure.difference(own, other)
-    figure, short = _with_interval(difference, 2)
     holds = difference.mean < 0 if measure.is_lower_better else difference.mean > 0
-    return significant(holds, difference.p, figure, difference.n, short)
+    return significant(holds, difference.p, "", difference.n, measure.amount(difference).text)
 
 
-def _with_interval(difference: Difference, digits: int) -> tuple[str, str]:
-    """A difference with its interval, for a file and for a page."""
-    mean, low, high = f"{difference.mean:+.{digits}f}", f"{difference.low:+.3g}", f"{difference.high:+.3g}"
-    return f"{mean}, 95 % from {low} to {high}", f"{mean} [{low}, {high}]"
-
-
-def _pair(ours: Sample, theirs: Sample, difference: Difference, lower: bool, name: str = "") -> tuple[str, str, str]:
-    """Figure, n and difference of two samples."""
-    digits = 3 if lower else 2
-    figure, short = _with_interval(difference, digits)
-    means = f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}{name}"
-    return f"{means}, {figure}", difference.n, short
+def _means(ours: Sample, theirs: Sample, measure: Measure) -> str:
+    """Both means."""
+    digits = 3 if measure.unit == "nats" else 2
+    return f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}"

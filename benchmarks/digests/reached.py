@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..core.arms import chosen, errors
 from ..core.store import Result, Store
 from ..core.study import protocol
-from ..core.tables import Difference, grouped, paired, welch
+from ..core.tables import Cell, Difference, grouped, paired, welch
 from ..problems.language import final_validation_loss, worth
 from ..problems.pictures import psnr
 
@@ -39,6 +39,18 @@ class Measure(NamedTuple):
     def difference(self, sample: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
         """The one minus the other: in pairs, or by Welch's test."""
         return paired(sample, other, self.shown) if self.has_pairs else welch([*sample.values()], [*other.values()])
+
+    def amount(self, difference: Difference) -> Cell:
+        """A difference with its interval; of logarithms a factor."""
+        mean, low, high = difference.mean, difference.low, difference.high
+        if self.unit == "×":
+            mean, low, high = (10**each for each in (mean, low, high))
+            ends = [f"{end:,.0f}" if end >= 100 else f"{end:.2g}" for end in (low, high)]
+            shown = f"× {mean:,.2g}" if mean < 100 else f"× {mean:,.0f}"
+        else:
+            spec = {"dB": "+.1f", "nats": "+z.3f", "points": "+z.1f"}[self.unit]
+            ends, shown = [f"{end:{spec}}" for end in (low, high)], f"{mean:{spec}} {self.unit}"
+        return Cell(f"{shown} [{ends[0]}, {ends[1]}]", {"": mean, "low": low, "high": high})
 
 
 ACCURACY, LOSS = Measure("points", False), Measure("nats", True)
@@ -87,6 +99,20 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     longest = max(r["settings"]["steps"] for r in results)
     groups = grouped((r for r in results if r["settings"]["steps"] == longest), protocol("seed")).values()
     return min(groups, key=lambda group: statistics.fmean(worth(final_validation_loss(r)) for r in group))
+
+
+#: Settings in which trials may differ from the runs that they choose settings of.
+_LENGTHS = {"steps", "seconds", "epochs", "held_out"}
+
+
+def trials(stores: Stores, file: str, settings: Settings) -> int:
+    """How many settings were tried for some runs: of several data sets, the most for one."""
+    wanted = {name: value for name, value in settings.items() if name not in _LENGTHS}
+    validated = [r for r in stores[file].read() if r["settings"].get("validation")]
+    tried = matching([*stores[file].read("search"), *stores[file].read("trials"), *validated], wanted)
+    chosen_of = ("lr", "damping", "weight_decay", "inner")
+    by_data = grouped(tried, lambda r: r["settings"].get("data_set")).values()
+    return max((len({tuple(map(r["settings"].get, chosen_of)) for r in same}) for same in by_data), default=0)
 
 
 def values(results: list[Result]) -> dict[Any, float]:

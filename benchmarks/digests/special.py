@@ -11,7 +11,7 @@ from ..methods import METHODS
 from ..studies import isometry_training, mechanism
 from ..studies.papers import cells
 from .judges import TABLE1, Claim, Finding, lead, significant
-from .reached import Stores, reached, runs
+from .reached import ACCURACY, Stores, reached, runs
 
 Judge = Callable[[Stores, Claim], Finding]
 
@@ -36,7 +36,7 @@ def along(
     verdicts = [
         lead(at[name][place][0]["test_accuracy"][-1], {
             other: at[other][place][0]["test_accuracy"][-1] for other in names
-        }).holds
+        }, ACCURACY).holds
         for panel, at in cells(runs(stores, claim.files, **wanted), "width").items()
         for place in at.get(name, ())
         if keep(panel, place)

@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..problems.regression import DRAWN
 from ..studies import table1
 from ..studies.fourier import STEPS
 from .reached import Settings, Stores, best_runs, measure_of, values
 
-#: What a phrase is filled from: gain, loss (its negative), interval and p of a difference; or low and high.
+#: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
+#: whose logarithms differ so; or low and high.
 Numbers = Mapping[str, Any]
 
 
@@ -19,7 +21,7 @@ def lead(stores: Stores, file: str, own: Settings, other: Settings) -> Numbers:
     ours, theirs = (values(best_runs(stores, file, **settings)) for settings in (own, other))
     gain, p, low, high, _ = measure_of(stores, file).difference(ours, theirs)
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.{2 if p >= 0.0145 else 3}f}"
-    return {"gain": gain, "loss": -gain, "low": low, "high": high, "p": shown}
+    return {"gain": gain, "loss": -gain, "low": low, "high": high, "p": shown, "times": 10 ** abs(gain)}
 
 
 def leads(file: str, own: Settings, other: Settings, **beside: Any) -> Callable[[Stores], Numbers]:
@@ -39,6 +41,13 @@ def speed(
     (result,) = (r for r in stores["speed"].read() if r["key"] == suite)
     rows = [row[of] for row in result["rows"] if all(part in row["what"] for part in parts.split("|"))]
     return between([scale * ((row["median"] if isinstance(row, dict) else row) - less) for row in rows])
+
+
+def step(stores: Stores, texts: int) -> Numbers:
+    """The time of a step of `Whitened` around AdamW, by rank 16 and by a whole root, in steps of AdamW."""
+    (result,) = (r for r in stores["speed"].read() if r["key"] == "whitened")
+    whole = f"AdamW, batch {texts}, every 10"
+    return between([r["time_ratio"]["median"] for r in result["rows"] if r["what"] in (whole, f"{whole}, rank 16")])
 
 
 def measurement(stores: Stores) -> Numbers:
@@ -71,12 +80,14 @@ def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settin
 
 pictures = partial(leads, "coordinates", network="relu", size=64, batch_size=None)
 losses, heated = partial(leads, "norm-free"), partial(leads, "poisson", equation="heat", points="fixed", steps=2000)
+solved = partial(leads, "poisson", equation="poisson", points="fixed", seconds=60.0)
 
 
-def whitened(stores: Stores) -> Numbers:
-    """The gains of whitening on pictures without features."""
-    pairs = [(arm(optimizer, "whitened"), arm(optimizer)) for optimizer in ("adam", "muon", "soap")]
-    return between([pictures(*pair)(stores)["gain"] for pair in pairs])
+def plain(optimizer: str, own: str, other: str) -> Callable[[Stores], Numbers]:
+    """The gain in dB of a network and a method over another pair, without features."""
+    (network, method), (rival, without) = own.split(), other.split()
+    pair = ({**arm(optimizer, method), "network": network}, {**arm(optimizer, without), "network": rival})
+    return leads("initialisation", *pair)
 
 
 def features(optimizer: str, held_out: bool | None = None) -> Callable[[Stores], Numbers]:
@@ -105,9 +116,28 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
     "held-out-soap": ("{loss:.1f} dB to SOAP's ({p})", features("soap", held_out=True)),
     "held-out-muon": ("{loss:.1f}", features("muon", held_out=True)),
     "held-out-adam": ("{gain:.1f}", features("adam", held_out=True)),
-    "pictures": ("{low:.0f} to {high:.0f} dB", whitened),
-    "mac-picture": ("{gain:.1f} dB to Adam** ({p})", pictures(arm("adam", "mac"), arm("adam"))),
-    "mac-whitened": ("{gain:.1f} less than `Whitened` ({p})", pictures(
+    **{
+        f"{name}-{optimizer}": (phrase, plain(optimizer, own, other))
+        for name, phrase, own, other in (
+            ("he", "{gain:.1f} dB ({p})", "he none", "relu none"),
+            ("whitened", "{gain:.1f} dB ({p})", "relu whitened", "relu none"),
+            ("he-whitened", "{gain:.1f} dB ({p})", "he whitened", "he none"),
+            ("free", "{gain:+.1f} dB ({p})", "relu whitened-free", "relu whitened"),
+        )
+        for optimizer in ("adam", "soap")
+    },
+    **{
+        f"poisson-{optimizer}": ("{times:.1f}", solved(arm(optimizer, "whitened"), arm(optimizer)))
+        for optimizer in ("adam", "muon", "soap")
+    },
+    "deep": ("{loss:.1f} dB ({p})", leads(
+        "initialisation", arm("adam", "whitened"), {**arm("adam"), "norm": "batchnorm"}, network="deep")),
+    "columns": ("{times:.1f} times", leads(
+        "tabular", arm("soap", "whitened"), {**arm("soap"), "norm": "columns"},
+        data_set={f"{name}-10000" for name in DRAWN})),
+    "he-mlp": ("{loss:.1f} points ({p})", leads(
+        "departures", {"departure": "he"}, {"departure": None}, method="none")),
+    "mac-whitened": ("{gain:.1f} dB below `Whitened` ({p})", pictures(
         arm("adam", "whitened"), arm("adam", "mac"))),
     "mac-muon": ("{loss:.1f}", pictures(arm("muon", "mac"), arm("muon"))),
     "heat-adam": ("{p}", heated(arm("adam", "whitened", "derivatives"), arm("adam"))),
@@ -124,6 +154,8 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
     "uc-long": ("{loss:.1f} points behind BatchNorm** ({p})", methods(
         "uc-long", "uc-network", "batchnorm")),
     "jacobian": ("{low:.0f} to {high:.0f} times", partial(speed, suite="layers", parts="jacobian.backward")),
+    "step-1024": ("{low:.2f} to {high:.2f} times", partial(step, texts=16)),
+    "step-8192": ("{low:.2f} to {high:.2f}", partial(step, texts=128)),
     "divergence": ("{low:.1f} to {high:.1f} training steps", measurement),
     "scaled": ("{low:.2f} to {high:.2f}×", partial(speed, suite="input-scaled", parts="batch 16")),
     "uc-fresh": ("{low:.1f} to {high:.1f} times", partial(_UC, parts="memory fresh")),

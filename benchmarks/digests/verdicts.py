@@ -1,6 +1,7 @@
 """Every claim of the papers and of this library, in a line each, judged by the committed results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,9 +10,10 @@ import numpy as np
 from ..catalogue import RECIPES
 from ..core.store import Store
 from ..core.study import Digest
-from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact
+from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, markdown
 from .claims import CLAIMS
 from .judges import Claim, Finding
+from .reached import trials
 
 
 def decide(claim: Claim) -> str:
@@ -43,42 +45,49 @@ def whole_p(finding: Finding) -> float | None:
 
 
 class Verdict(NamedTuple):
-    """A claim, what results say of it, and Holm's p over all claims that have one."""
+    """A claim, what results say of it, Holm's p over all claims that have one, and the trials of both sides."""
 
     source: str
     claim: Claim
     finding: Finding
     corrected: float | None
+    trials: str = ""
 
     @property
-    def is_ours(self) -> bool:
-        """Whether this library makes the claim."""
-        return self.source.startswith("This library")
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether a page shows it: one that Holm's correction leaves decided, or a loss of this library at all."""
-        if self.corrected is None or self.finding.holds is None or (self.finding.holds and self.claim.in_calls):
-            return False
-        return self.corrected < SIGNIFICANT or (self.is_ours and not self.finding.holds)
+    def holds(self) -> bool | None:
+        """Whether it holds, by Holm's p if there is one; a loss of this library counts by its own p."""
+        is_loss = self.source == LIBRARY and self.finding.holds is False
+        return self.finding.holds if is_loss or self.corrected is None or self.corrected < SIGNIFICANT else None
 
     @property
     def row(self) -> Row:
         """Its line; see `_HEADER`."""
         claim, finding = self.claim, self.finding
-        word = {True: "holds", False: "does not hold", None: "undecided"}[finding.holds]
-        difference = Cell(finding.difference, {"": finding.figure} if finding.figure else {})
-        command = decide(claim) if finding.holds is None else ""
+        is_uncorrected = finding.holds is not None and self.holds is None
+        by_itself = f"by its own p it {'holds' if finding.holds else 'does not'}" if is_uncorrected else ""
+        words = ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself]))
+        command = decide(claim) if self.holds is None else ""
         return [
-            self.source, claim.text if self.is_ours else f"{self.source}: {claim.text}",
-            f"**{word}**" + (f", {finding.word}" if finding.word else ""), difference, finding.n, finding.p,
-            exact(self.corrected, ".1g"), claim.files, f"`{command}`" if command else "",
+            self.source, claim.text if self.source == LIBRARY else f"{self.source}: {claim.text}", claim.against,
+            finding.n, self.trials, finding.difference, exact(self.corrected, ".1g"), words, finding.figure, finding.p,
+            claim.files, command,
         ]  # fmt: skip
 
 
-_HEADER = ["of", "claim", "verdict", "difference (95 %)", "n", "p", "Holm's p", "results", "what would decide it"]
-#: Verdict → the heading of its table, and the name of its file.
-_TABLES = {True: ("Hold", "hold"), False: ("Do not hold", "refuted"), None: ("", "undecided")}
+LIBRARY = "This library"
+_SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "Holm's p"]
+_HEADER = ["of", *_SHOWN, "verdict", "figure", "p", "results", "what would decide it"]
+#: Verdict → what a table is headed by, and the name of its file.
+_TABLES = {True: ("Holds", "hold"), False: ("Does not hold", "refuted"), None: ("Undecided", "undecided")}
+
+
+def trials_of(stores: Mapping[str, Store], claim: Claim) -> str:
+    """How many settings were tried for a claim's own runs, and for those of the other; nothing where none were."""
+    counts = []
+    for part in claim.parts if len(claim.others) == 1 else ():
+        if part.files in stores:
+            counts.append([trials(stores, part.files, each) for each in (part.own, *part.others)])
+    return "; ".join(dict.fromkeys(", ".join(map(str, pair)) for pair in counts if any(pair)))
 
 
 def verdicts(stores: Mapping[str, Store]) -> list[Verdict]:
@@ -86,22 +95,31 @@ def verdicts(stores: Mapping[str, Store]) -> list[Verdict]:
     findings = [(source, claim, claim.finding(stores)) for source, claims in CLAIMS.items() for claim in claims]
     values = [whole_p(finding) for *_, finding in findings]
     corrected = iter(holm([p for p in values if p is not None]))
-    return [Verdict(*each, None if p is None else next(corrected)) for each, p in zip(findings, values, strict=True)]
+    return [
+        Verdict(source, claim, finding, None if p is None else next(corrected), trials_of(stores, claim))
+        for (source, claim, finding), p in zip(findings, values, strict=True)
+    ]
+
+
+def _on_page(rows: Iterable[Row]) -> str:
+    """A table with a row for all rivals that a claim has."""
+    shown = [[cell.text if isinstance(cell, Cell) else cell for cell in row[1 : len(_SHOWN) + 1]] for row in rows]
+    columns = [list(zip(*same, strict=True)) for same in grouped(shown, itemgetter(0)).values()]
+    return markdown(_SHOWN, [[("; ".join(c) if len(set(c)) > 1 else c[0]) for c in each] for each in columns])
 
 
 def _section(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """How many claims of every source hold, and for each verdict a line for each of its claims."""
-    every, counts = verdicts(stores), list[Row]()
-    for source in CLAIMS:
-        by_verdict = [[v for v in every if v.source == source and v.finding.holds is holds] for holds in _TABLES]
-        certain = sum(v.corrected is not None and v.corrected < SIGNIFICANT for v in by_verdict[0])
-        counts.append([source, *(exact(len(each)) for each in by_verdict), exact(certain)])
-    parts = [Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")]
-    for holds, (heading, file) in _TABLES.items():
-        rows = [v for v in every if v.finding.holds is holds]
-        shown = [v.is_shown for v in rows] if holds is not None else []
-        parts.append(Table(_HEADER, [v.row for v in rows], shown, file, heading))
-    return Section(parts)
+    """How many claims of every source hold, what tests decide, and a file for each verdict with all its claims."""
+    every = verdicts(stores)
+    counts: list[Row] = [
+        [source, *(exact(sum(v.source == source and v.holds is holds for v in every)) for holds in _TABLES)]
+        for source in CLAIMS
+    ]
+    by_verdict = {holds: [v for v in every if v.holds is holds] for holds in _TABLES}
+    pages = [f"**{_TABLES[holds][0]}**\n\n{_on_page(v.row for v in by_verdict[holds] if v.corrected is not None)}"
+             for holds in (True, False)]  # fmt: skip
+    files = [Table(_HEADER, [v.row for v in by_verdict[holds]], [], file) for holds, (_, file) in _TABLES.items()]
+    return Section([*pages, Table(["source", "hold", "do not", "undecided"], counts, [], "counts"), *files])
 
 
 #: Without these there is little to judge: one's own runs want no verdicts.

@@ -1,7 +1,7 @@
 """A picture learned from (x, y) by a coordinate network; the error is the mean square, of colours from -1 to 1."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -16,22 +16,6 @@ from torch import Tensor, nn
 
 from ..train import FieldRun, Problem, kind_of, perceptron
 
-
-class Network(NamedTuple):
-    """A coordinate network."""
-
-    layers: int  # linear ones
-    width: int
-    frequencies: int = 0  # of random Fourier features in front; 0 is none
-    is_siren: bool = False  # sines in place of ReLU, and initialised for them
-
-
-NETWORKS = {
-    "relu": Network(10, 28),
-    "fourier": Network(10, 28, frequencies=32),
-    "siren": Network(5, 128, is_siren=True),
-    "wide": Network(5, 256, frequencies=32),
-}
 #: Standard deviation of the features' frequencies, and the frequency of SIREN's sines.
 DEVIATION, OMEGA = 3.0, 30.0
 #: Side of a crop → that of the square of a photograph which is averaged to it.
@@ -45,6 +29,50 @@ CROPS = {
     ],
     128: [*((name, (85, 192)) for name in _BOTH), *product(_BOTH, [(0, 0), (171, 384), (0, 384)])],
 }  # fmt: skip
+
+
+class Sine(nn.Module):
+    """SIREN's activation (Sitzmann et al. 2020)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return sin 30x."""
+        return torch.sin(OMEGA * x)
+
+
+def siren_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer by SIREN's initialisation; the first is the one that reads both coordinates."""
+    layer = nn.Linear(inputs, outputs)
+    bound = 1 / inputs if inputs == 2 else math.sqrt(6 / inputs) / OMEGA
+    nn.init.uniform_(layer.weight, -bound, bound)
+    return layer
+
+
+def he_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer whose weights He et al. (2015) draw for ReLU."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.kaiming_normal_(layer.weight)
+    return layer
+
+
+class Network(NamedTuple):
+    """A coordinate network."""
+
+    layers: int  # linear ones
+    width: int
+    frequencies: int = 0  # of random Fourier features in front; 0 is none
+    activation: Callable[[], nn.Module] = nn.ReLU
+    linear: Callable[[int, int], nn.Linear] = nn.Linear
+    about: str = "ReLU"  # activation and initialisation
+
+
+NETWORKS = {
+    "relu": Network(10, 28),
+    "he": Network(10, 28, linear=he_linear, about="ReLU, He's initialisation"),
+    "deep": Network(20, 28),
+    "fourier": Network(10, 28, frequencies=32),
+    "siren": Network(5, 128, activation=Sine, linear=siren_linear, about="sines"),
+    "wide": Network(5, 256, frequencies=32),
+}
 
 
 @dataclass(frozen=True)
@@ -76,22 +104,6 @@ def pixels(size: int, crop: int) -> tuple[Tensor, Tensor]:
     return torch.cartesian_prod(axis, axis), colours.permute(1, 2, 0).reshape(-1, 3)
 
 
-class Sine(nn.Module):
-    """SIREN's activation (Sitzmann et al. 2020)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return sin 30x."""
-        return torch.sin(OMEGA * x)
-
-
-def siren_linear(inputs: int, outputs: int) -> nn.Linear:
-    """A linear layer by SIREN's initialisation; the first is the one that reads both coordinates."""
-    layer = nn.Linear(inputs, outputs)
-    bound = 1 / inputs if inputs == 2 else math.sqrt(6 / inputs) / OMEGA
-    nn.init.uniform_(layer.weight, -bound, bound)
-    return layer
-
-
 class FourierFeatures(nn.Module):
     """The sines and cosines of random projections of the coordinates (Tancik et al. 2020), which do not train."""
 
@@ -120,11 +132,10 @@ class Fit(Problem):
     def model(self) -> nn.Module:
         """Draw the network."""
         torch.manual_seed(self.run.seed)
-        layers, width, frequencies, is_siren = NETWORKS[self.run.network]
+        layers, width, frequencies, activation, linear, _ = NETWORKS[self.run.network]
         features = [FourierFeatures(frequencies, self.run.deviation or DEVIATION)] if frequencies else []
-        kinds = (Sine, siren_linear) if is_siren else (nn.ReLU, nn.Linear)
         widths = [2 * frequencies or 2, *[width] * (layers - 1), 3]
-        return nn.Sequential(*features, *perceptron(widths, self.run.norm, *kinds))
+        return nn.Sequential(*features, *perceptron(widths, self.run.norm, activation, linear))
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """The mean squared error, over all pixels or over some that are drawn."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_diabetes, make_friedman1, make_friedman2, make_friedman3
 from torch import Tensor, nn
 
-from ..train import FieldRun, Problem, kind_of, perceptron
+from ..train import NORMS, FieldRun, Problem, kind_of, perceptron
 
 DRAWN: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "friedman1": make_friedman1, "friedman2": make_friedman2, "friedman3": make_friedman3,
@@ -35,6 +35,8 @@ class TableRun(FieldRun):
     data_set: str = "friedman1-1"
     held_out: bool | None = None  # judged by held-out rows, as trials are
 
+    norms = (*FieldRun.norms, "columns")  # whitened once, before training
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check((), data_set=DATA_SETS)
@@ -48,8 +50,11 @@ def mixed(x: np.ndarray, condition: float, generator: np.random.Generator) -> np
 
 
 @cache
-def rows(data_set: str, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Rows to train, held out, and to test: columns and values have mean 0 and variance 1 over those that train."""
+def rows(data_set: str, seed: int, are_white: bool) -> list[tuple[Tensor, Tensor]]:
+    """Rows to train, held out, and to test: columns and values have mean 0 and variance 1 over those that train.
+
+    White columns are uncorrelated over these, too.
+    """
     generator = np.random.default_rng(seed)
     if data_set == "diabetes":
         x, y = load_diabetes(return_X_y=True)
@@ -64,6 +69,9 @@ def rows(data_set: str, seed: int) -> list[tuple[Tensor, Tensor]]:
         ends = np.cumsum(ROWS)
     first = slice(0, ends[0])
     x, y = ((part - part[first].mean(0)) / part[first].std(0) for part in (x, y))
+    if are_white:
+        _, scales, directions = np.linalg.svd(x[first], full_matrices=False)
+        x = x @ directions.T * (math.sqrt(ends[0]) / scales)
     parts = [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
     return [(torch.tensor(x[part]).float(), torch.tensor(y[part]).float()) for part in parts]
 
@@ -73,14 +81,14 @@ class Regression(Problem):
 
     def __init__(self, run: TableRun) -> None:
         self.run, self.generator = run, torch.Generator().manual_seed(run.seed)
-        self.train, *self.judges = rows(run.data_set, run.seed)
+        self.train, *self.judges = rows(run.data_set, run.seed, run.norm == "columns")
         self.best = [math.inf, math.inf]
 
     def model(self) -> nn.Module:
         """Draw the network."""
         torch.manual_seed(self.run.seed)
         widths = [self.train[0].shape[1], *[WIDTH] * (LAYERS - 1), 1]
-        return nn.Sequential(*perceptron(widths, self.run.norm))
+        return nn.Sequential(*perceptron(widths, self.run.norm if self.run.norm in NORMS else "none"))
 
     def loss(self, model: nn.Module, optimizer: object) -> Tensor:
         """The mean squared error over rows that are drawn."""

@@ -18,8 +18,10 @@ from ..core.tables import estimate
 from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, by_crop, psnr
 from ..train import NORMS
 
-#: Of crops in front, those that trials learn.
-TUNED_ON = (0, 1)
+#: Crops that trials learn: the two hardest, and of `initialisation` two of a photograph by itself.
+TUNED_ON, ORDINARY = (0, 1), (12, 14)
+#: Of crops in front, the first that tables show.
+SHOWN_FROM = 2
 _LOOK = Look(
     psnr,
     partial(estimate, digits=1),
@@ -32,7 +34,7 @@ _LOOK = Look(
 
 def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
     network, size, batch = NETWORKS[settings["network"]], settings["size"], settings.get("batch_size")
-    what = f"{network.layers} linear layers of width {network.width}, {'sines' if network.is_siren else 'ReLU'}"
+    what = f"{network.layers} linear layers of width {network.width}, {network.about}"
     features = f" behind {network.frequencies} Fourier features" * bool(network.frequencies)
     pixels = f"{batch} pixels a step" if batch else "all pixels in every step"
     heading = f"{what}{features}; {size} × {size} pixels, {pixels}, {settings['steps']} steps"
@@ -41,7 +43,7 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section for every network, size of crops and batch size."""
-    return sections(store, name, folder, _LOOK, _named, MAIN.__contains__)
+    return sections(store, name, folder, _LOOK, _named, [*MAIN, *_FREE].__contains__)
 
 
 def _arms(norms: Iterable[str], optimizers: Iterable[str], methods: Iterable[str]) -> list[Arm]:
@@ -68,14 +70,22 @@ PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
     ("siren", 64, None, 500): (MAIN[:6], 5),
     ("wide", 64, None, 500): (MAIN[:4], 5),
 }
+_FREE = _arms(["none"], ["adam", "soap"], ["whitened-free"])
+_PLAIN = _arms(["none"], ["adam", "soap"], ["none", "whitened"])
+#: Those of the study `initialisation`.
+INITIALISATION: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
+    ("relu", 64, None, 500): ([*_PLAIN, *_FREE], 10),
+    ("he", 64, None, 500): (_PLAIN, 10),
+    ("deep", 64, None, 500): ([*_PLAIN[:2], Arm("batchnorm", "adam", "none")], 5),
+}
 
 
 @dataclass
 class PictureOptions(Training):
-    """Options of this study."""
+    """Options of these studies."""
 
     network: str | None = None
-    """this one alone: relu, fourier, siren or wide"""
+    """this one alone: relu, he, deep, fourier, siren or wide"""
     trials: int = 10
     """that choose an arm's learning rate and damping"""
     crops: int | None = None
@@ -84,24 +94,31 @@ class PictureOptions(Training):
     """in place of each protocol's own"""
 
 
-def _run(options: PictureOptions, store: Store) -> None:
-    for (network, size, batch_size, steps), (arms, crops) in PROTOCOLS.items():
+def _run(
+    options: PictureOptions, store: Store, protocols: Mapping[Any, Any] = PROTOCOLS, tuned_on: Sequence[int] = TUNED_ON
+) -> None:  # fmt: skip
+    for (network, size, batch_size, steps), (arms, crops) in protocols.items():
         if options.network not in (None, network):
             continue
         # The settings of larger crops are those of the smaller ones, whose trials take a sixteenth of the time.
         like = CoordinateRun(
             "china, flower", "none", network=network, batch_size=batch_size, steps=options.steps or 500
         )
-        after = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
+        after = range(SHOWN_FROM, SHOWN_FROM + min(options.crops or crops, crops))
         shown = by_crop(after, size=size, steps=options.steps or steps)
         for arm in arms:
             first = first_trial(like, arm)
-            compete(first, options.trials, COORDINATES, store, lambda error: -psnr(error), shown, by_crop(TUNED_ON))
+            compete(first, options.trials, COORDINATES, store, lambda error: -psnr(error), shown, by_crop(tuned_on))
 
 
 STUDIES = {
     "coordinates": Study(
         "coordinate networks: a picture learned from (x, y)", _run, report, PictureOptions(), makes=[Recipe(8.0)],
         smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+    ),
+    "initialisation": Study(
+        "the same by He's initialisation, of twenty layers, and whitened without graft_norm",
+        partial(_run, protocols=INITIALISATION, tuned_on=ORDINARY), report, PictureOptions(), makes=[Recipe(0.5)],
+        smoke="--network he --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
 }  # fmt: skip

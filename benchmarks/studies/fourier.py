@@ -171,11 +171,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     widest = max((high - low) / (high + low) for low, high in (each["quartiles"] for each in ratios))
     _figure(in_time, measured["time_ratio"], heading, folder / f"{name}.png")
     caption = (
-        "Mean ± standard error over crops of two photographs; p is of the paired t test over the crops. Learning rate "
-        "and damping are the best of ten trials of an arm after equal time, each on four crops of a third photograph. "
-        f"Time per step is processor time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in "
-        f"turn, with quartiles within ± {100 * widest:.0f} %. Learning rates rise over 20 steps and fall to 0 by a "
-        "cosine. Held out is every other pixel, in equal time. The features' deviation is 3: of pixels held out, "
+        "Mean ± standard error over crops of two photographs; p is of the paired t test. Learning rate and damping are "
+        "the best of ten trials in equal time, each on four crops of a third photograph. Time per step is processor "
+        f"time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in turn, with quartiles within "
+        f"± {100 * widest:.0f} %. Held out is every other pixel. The features' deviation is 3: of pixels held out, "
         f"{_deviations(store)}. {machine(results[0]['environment'])}"
     )
     return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}

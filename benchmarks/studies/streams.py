@@ -94,7 +94,7 @@ def _median(values: Mapping[int, float]) -> Cell:
     numbers["diverged"] = sum(map(math.isinf, values.values()))
     if math.isinf(middle):
         return Cell("diverges", numbers)
-    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
+    return Cell(f"{middle:.2g} ({low:.2g}–{high:.2g})", numbers)
 
 
 def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:

@@ -20,6 +20,7 @@ from ..problems.regression import DATA_SETS, TABULAR, TableRun
 ARMS = [
     *(Arm("none", optimizer, method) for optimizer, method in product(["adam", "muon", "soap"], ["none", "whitened"])),
     *(Arm("batchnorm", optimizer, "none") for optimizer in ["adam", "muon", "soap"]),
+    *(Arm("columns", optimizer, "none") for optimizer in ["adam", "soap", "muon"]),
     Arm("layernorm", "adam", "none"), Arm("none", "muon", "preconditioned"),
 ]  # fmt: skip
 

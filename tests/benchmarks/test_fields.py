@@ -14,7 +14,7 @@ from benchmarks.core.tables import paired
 from benchmarks.core.tune import eighths, proposals, value
 from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon
-from benchmarks.problems import pictures
+from benchmarks.problems import pictures, regression
 from benchmarks.problems.pictures import CoordinateRun, Fit, psnr
 from benchmarks.problems.poisson import EQUATIONS, EquationRun, Solver
 from benchmarks.studies import fourier, poisson
@@ -227,3 +227,15 @@ def test_regret_of_a_damping_is_at_its_best_rate_against_the_best_of_its_search(
     assert regrets(trials, float) == {"Adam": [{-8: 0.0, -4: 3.0}, {-8: 0.5, 0: 0.0}]}
     halves = [trial(0.1, 0.01, 1.0, crop=crop) for crop in (0, 1)] + [trial(1.0, 0.01, 0.0, crop=0)]
     assert regrets(halves, float) == {}  # of the second damping one of two runs is there
+
+
+@pytest.mark.parametrize("data_set", ["friedman1-10000", "diabetes"])
+def test_white_columns_are_uncorrelated_over_rows_that_train_and_keep_what_the_columns_say(data_set):
+    (plain, values), (held_out, _), _ = regression.rows(data_set, 1, False)
+    (white, same), (white_held_out, _), _ = regression.rows(data_set, 1, True)
+    identity = torch.eye(white.shape[1])
+    assert torch.allclose(white.T @ white / len(white), identity, atol=1e-4)
+    assert not torch.allclose(plain.T @ plain / len(plain), identity, atol=0.1)
+    assert torch.equal(values, same)
+    map_back = torch.linalg.lstsq(white.double(), plain.double()).solution
+    assert torch.allclose(white_held_out.double() @ map_back, held_out.double(), atol=1e-4)

@@ -23,8 +23,9 @@ from benchmarks.problems.streams import StreamRun
 from .conftest import STORES
 
 FIELDS = {
-    "fourier": CoordinateRun, "coordinates": CoordinateRun, "poisson": poisson.EquationRun, "tabular": TableRun,
-    "equations": equations.EquationRun, "friedman": FriedmanRun, "streams": StreamRun,
+    "fourier": CoordinateRun, "coordinates": CoordinateRun, "initialisation": CoordinateRun,
+    "poisson": poisson.EquationRun, "tabular": TableRun, "equations": equations.EquationRun,
+    "friedman": FriedmanRun, "streams": StreamRun,
 }  # fmt: skip
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)

@@ -1,6 +1,5 @@
 """Verdicts follow from the numbers, by scipy's tests, and say what would decide what is undecided."""
 
-import csv
 import math
 import random
 from functools import partial
@@ -10,47 +9,44 @@ from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.store import Store
-from benchmarks.core.tables import spearman
+from benchmarks.core.tables import exact, spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
-from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, level, rises, within
-from benchmarks.digests.reached import Measure, reached, runs
-from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, holm, whole_p
+from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, no_worse, rises, within
+from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
+from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, holm, trials_of, whole_p
 
-from .conftest import ROOT, result
+from .conftest import result
 
 ALL = [claim for claims in CLAIMS.values() for claim in claims]
 HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
 
 
-def interval(test):
-    """A 95 % interval, in a file and on a page."""
-    low, high = (f"{end:+.3g}" for end in test.confidence_interval(0.95))
-    return f"95 % from {low} to {high}", f"[{low}, {high}]"
+NATS = Measure("nats", is_lower_better=True)
 
 
 def test_difference_counts_where_welchs_p_says_so_and_is_to_the_best_of_several():
     test = stats.ttest_ind(HIGH, LOW, equal_var=False)
-    in_file, on_page = interval(test)
-    figure = f"51.00 ± 0.58 against 41.33 ± 0.88, +9.67, {in_file}"
-    wanted = Finding(True, figure, "3, 3", f"{test.pvalue:.2g}", difference=f"+9.67 {on_page}")
-    assert lead(HIGH, {"low": LOW}) == wanted
-    assert lead(LOW, {"high": HIGH}).holds is False
-    assert lead(LOW, {"high": HIGH}, lower=True).holds is True
-    assert lead(HIGH, {"wide": WIDE}).holds is None
+    low, high = test.confidence_interval(0.95)
+    wanted = Finding(True, "51.00 ± 0.58 against 41.33 ± 0.88", "3, 3", f"{test.pvalue:.2g}")
+    wanted = wanted._replace(difference=f"+9.7 points [{low:+.1f}, {high:+.1f}]")
+    assert lead(HIGH, {"low": LOW}, ACCURACY) == wanted
+    assert lead(LOW, {"high": HIGH}, ACCURACY).holds is False
+    assert lead(LOW, {"high": HIGH}, NATS).holds is True
+    assert lead(HIGH, {"wide": WIDE}, ACCURACY).holds is None
     assert stats.ttest_ind(HIGH, WIDE, equal_var=False).pvalue > 0.05
     others = {"low": LOW, "high": [60.0, 60.5, 61.0]}
-    assert lead(HIGH, others).holds is False
-    assert "(high)" in lead(HIGH, others).figure
-    assert "(low)" in lead(HIGH, others, lower=True).figure
+    assert lead(HIGH, others, ACCURACY).holds is False
+    assert "(high)" in lead(HIGH, others, ACCURACY).figure
+    assert "(low)" in lead(HIGH, others, NATS).figure
 
 
 def test_paired_difference_is_that_of_the_problems_that_both_learned():
-    own, other, error = {1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 2.1, 2: 2.9, 3: 4.3}, Measure("", True, True)
+    own, other, error = {1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 2.1, 2: 2.9, 3: 4.3}, Measure("nats", True, True)
     test = stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3])
-    in_file, on_page = interval(test)
-    wanted = Finding(True, f"-1.10, {in_file}", "3", f"{test.pvalue:.2g}", difference=f"-1.10 {on_page}")
-    assert in_pairs(own, other, error) == wanted
+    low, high = test.confidence_interval(0.95)
+    text = f"-1.100 nats [{low:+.3f}, {high:+.3f}]"
+    assert in_pairs(own, other, error) == Finding(True, "", "3", f"{test.pvalue:.2g}", difference=text)
     assert in_pairs(own, other, error._replace(is_lower_better=False)).holds is False
 
 
@@ -64,65 +60,57 @@ def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
     assert judge({"fig2": store}, Claim("", "fig2", judge)) == holds
 
 
-def test_a_page_shows_what_holm_leaves_decided_and_losses_of_this_library():
-    def is_shown(source, holds, corrected, in_calls=False):
-        return Verdict(source, Claim("", "", ahead, in_calls=in_calls), Finding(holds), corrected).is_shown
+def test_a_verdict_is_holms_but_of_losses_of_this_library():
+    def holds(source, finding, corrected):
+        return Verdict(source, Claim("", "", ahead), Finding(finding), corrected).holds
 
-    assert [is_shown("This library", True, p) for p in (0.01, 0.2, None)] == [True, False, False]
-    assert not is_shown("This library", True, 0.01, in_calls=True)
-    assert is_shown("This library", False, 0.9, in_calls=True)
-    assert not is_shown("Bird 2025", False, 0.9)
-    assert not is_shown("This library", None, 0.01)
-    row = Verdict("Bird", Claim("claim", "cnn", level), Finding(None, word="worse"), 1.0).row
-    assert list(row[:3]) == ["Bird", "Bird: claim", "**undecided**, worse"]
+    assert [holds("This library", True, p) for p in (0.01, 0.2, None)] == [True, None, True]
+    assert [holds("This library", False, p) for p in (0.01, 0.2, None)] == [False, False, False]
+    assert [holds("Bird 2025", False, p) for p in (0.01, 0.2, None)] == [False, None, False]
+    assert holds("This library", None, 0.01) is None
+    claim = Claim("claim", "cnn", no_worse, against="rival")
+    row = Verdict("Bird", claim, Finding(True, n="3, 3", word="worse"), 0.2, "4, 5").row
+    assert list(row[:5]) == ["Bird", "Bird: claim", "rival", "3, 3", "4, 5"]
+    assert row[7] == "Undecided, worse, by its own p it holds"
 
 
-def test_what_verdicts_leave_to_the_table_of_calls_stands_there():
-    tables = ROOT / "docs" / "results" / "tables"
-    claims, calls = (
-        list(csv.DictReader((tables / f"{name}.csv").read_text().splitlines())) for name in ("verdicts-hold", "calls")
-    )
-    left_out = {claim.text.replace("`", "") for claim in ALL if claim.in_calls}
-    gain = "gain over the optimizer (95 %)"
-    gains = {f"{float(row[f'{gain} low']):+.3g} to {float(row[f'{gain} high']):+.3g}" for row in calls}
-    intervals = {row["claim"]: row["difference (95 %)"].rpartition("from ")[2] for row in claims}
-    held = {text: intervals[text] for text in left_out if text in intervals}
-    assert held
-    assert set(held.values()) <= gains
+def test_trials_are_the_settings_that_were_tried_whatever_the_length(tmp_path):
+    store = Store(tmp_path / "cnn.jsonl", "cnn")
+    for number, (method, lr, epochs) in enumerate([("none", 1, 3), ("none", 1, 9), ("none", 2, 3), ("dyt", 3, 3)]):
+        store.add(str(number), {**result(method, lr=lr, epochs=epochs), "part": "search", "score": 1.0})
+    store.add("shown", result("none", accuracies=(LOW,), lr=7, epochs=9))
+    stores = {"cnn": store}
+    assert [trials(stores, "cnn", {"method": name, "epochs": 9}) for name in ("none", "dyt", "rmsnorm")] == [2, 1, 0]
+    claim = Claim("", "cnn", ahead, {"method": "dyt"}, [{"method": "none"}])
+    assert trials_of(stores, claim) == "1, 2"
+    assert trials_of(stores, claim._replace(own={"method": "rmsnorm"}, others=[{"method": "rmsnorm"}])) == ""
 
 
 NEAR, BEHIND = [50.5, 51.0, 51.5], [48.5, 49.0, 49.5]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "margin", "options", "holds", "word"),
+    ("ours", "theirs", "margin", "measure", "holds"),
     [
-        (HIGH, NEAR, 5.0, {}, True, ""), (HIGH, LOW, 1.0, {}, False, ""), (HIGH, WIDE, 5.0, {}, None, ""),
-        (HIGH, LOW, 1.0, {"or_ahead": True}, True, ""), (HIGH, NEAR, 5.0, {"or_ahead": True}, True, ""),
-        (LOW, HIGH, 1.0, {"or_ahead": True}, False, ""), (HIGH, WIDE, 5.0, {"or_ahead": True}, None, ""),
-        (LOW, HIGH, 1.0, {"or_ahead": True, "lower": True}, True, ""),
-        (BEHIND, NEAR, 2.0, {}, None, "worse"), (NEAR, BEHIND, 2.0, {}, None, "better"),
-        (BEHIND, NEAR, 2.0, {"lower": True}, None, "better"),
+        (HIGH, LOW, 1.0, ACCURACY, True), (HIGH, NEAR, 5.0, ACCURACY, True), (LOW, HIGH, 1.0, ACCURACY, False),
+        (HIGH, WIDE, 5.0, ACCURACY, None), (LOW, HIGH, 1.0, NATS, True), (BEHIND, NEAR, 2.0, ACCURACY, None),
     ],
 )  # fmt: skip
-def test_level_is_an_interval_within_the_margin_and_a_difference_is_named(ours, theirs, margin, options, holds, word):
-    finding = within(ours, theirs, margin, **options)
-    assert (finding.holds, finding.word) == (holds, word)
+def test_no_worse_is_an_interval_above_the_margin(ours, theirs, margin, measure, holds):
+    assert within(ours, theirs, margin, measure).holds is holds
 
 
-@pytest.mark.parametrize("lower", [False, True])
-def test_p_of_level_is_as_small_as_a_twentieth_where_the_interval_ends_at_the_margin(lower):
+@pytest.mark.parametrize("measure", [ACCURACY, NATS])
+def test_p_of_no_worse_is_as_small_as_a_twentieth_where_the_interval_ends_at_the_margin(measure):
     ours, theirs = [50.0, 50.7, 51.1, 50.4], [52.9, 53.2, 53.0, 53.6]
-    own, other = (theirs, ours) if lower else (ours, theirs)
+    own, other = (theirs, ours) if measure is NATS else (ours, theirs)
     ends = stats.ttest_ind(own, other, equal_var=False).confidence_interval(0.95)
     far, near = sorted(map(abs, ends), reverse=True)
-    behind = within(own, other, far, lower=lower)
-    assert float(behind.p) == pytest.approx(0.05)
-    assert within(own, other, far, lower=lower, or_ahead=True).p == behind.p
-    assert float(within(own, other, 0.999 * near, lower=lower).p) == pytest.approx(0.05, abs=1e-3)
-    assert within(own, other, 0.999 * near, lower=lower).holds is False
-    assert within(own, other, 1.001 * far, lower=lower).holds is True
-    assert within(other, own, near, lower=lower, or_ahead=True).holds is True
+    for end in (far, near):
+        assert float(within(own, other, end, measure).p) == pytest.approx(0.05)
+    assert within(own, other, 0.999 * near, measure).holds is False
+    assert within(own, other, 1.001 * far, measure).holds is True
+    assert within(other, own, near, measure).holds is True
 
 
 def test_no_run_is_chosen_by_test_accuracy(tmp_path):
@@ -156,9 +144,11 @@ def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
 
 
 def test_one_that_does_not_hold_is_enough_against_all():
-    yes, no, undecided = (lead(own, {"other": other}) for own, other in ((HIGH, LOW), (LOW, HIGH), (HIGH, WIDE)))
+    yes, no, undecided = (
+        lead(own, {"other": other}, ACCURACY) for own, other in ((HIGH, LOW), (LOW, HIGH), (HIGH, WIDE))
+    )
     assert [every(each).holds for each in ([yes, yes], [yes, undecided], [undecided, no])] == [True, None, False]
-    twice = every([yes, lead(HIGH[::-1], {"other": LOW})])
+    twice = every([yes, lead(HIGH[::-1], {"other": LOW}, ACCURACY)])
     assert (twice.n, twice.p) == ("3, 3", f"{yes.p}; {yes.p}")  # a p for every difference, if two are alike
 
 
@@ -216,7 +206,7 @@ def test_verdicts_without_any_results_are_all_undecided(tmp_path):
     store = Store(tmp_path / "digits.jsonl", "digits")
     store.add("a", result())
     assert not [claim.text for claim in ALL if claim.finding({"digits": store}).holds is not None]
-    assert "**undecided**" in DIGESTS["verdicts"].section({"digits": store}, "verdicts", tmp_path).text
+    assert "Undecided" in DIGESTS["verdicts"].section({"digits": store}, "verdicts", tmp_path).text
 
 
 def test_holms_p_is_the_definition():
@@ -267,3 +257,9 @@ def test_lead_along_widths_is_of_the_places_that_the_claim_is_about_and_never_of
         along(partial(special.along, keep=lambda panel, place: place > 64))
     with pytest.raises(LookupError, match="fig4"):
         along(activation="identity")
+
+
+def test_a_page_has_one_row_for_all_rivals_of_a_claim():
+    rows = [["of", "A", rival, "5", "4, 4", difference, "0.1"] for rival, difference in (("x", "+1"), ("y", "+2"))]
+    table = _on_page([*rows, ["of", "B", "x", "3", "", "+1", exact(0.25)], ["of", "A", "z", "5", "4, 4", "+1", "0.1"]])
+    assert table.splitlines()[2:] == ["| A | x; y; z | 5 | 4, 4 | +1; +2; +1 | 0.1 |", "| B | x | 3 |  | +1 | 0.25 |"]
