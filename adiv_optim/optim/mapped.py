@@ -14,8 +14,7 @@ from ..attach.coverage import Coverage, warn
 from ..attach.reports import report, without_frozen_or_skipped
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Watching
-from .decay import Kinds, decay_factors, has_step_hooks, has_zero_lr
-from .probe import refuse_unsuitable
+from .decay import decay_factors, has_step_hooks, has_zero_lr, refuse_kept_weights, unknown_parameters
 from .step import take_step
 from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
@@ -46,9 +45,9 @@ class Mapped(OptimizerWrapper):
         settings: what the wrapper was built with, as its repr shows it.
 
     Raises:
-        TypeError: not an optimizer, LBFGS, or one that differentiates gradients.
-        ValueError: the optimizer holds no parameter of the model, holds another optimizer, keeps weights that its
-            steps depend on, or is such a wrapper itself.
+        TypeError: not an optimizer, or LBFGS.
+        ValueError: the optimizer holds no parameter of the model, holds another optimizer, has weights in its state, at
+            the first step at the latest, or is such a wrapper itself.
     """
 
     #: How the names of what it remembers begin.
@@ -63,8 +62,6 @@ class Mapped(OptimizerWrapper):
     model: nn.Module
     #: What is measured; None once this is detached.
     watch: Watching | None = None
-    #: How the decays of the inner optimizer's groups act, as `decay_factors` has measured.
-    _kinds: Kinds | None = None
 
     def __init__(
         self, optimizer: Optimizer, model: nn.Module, watch: Callable[[nn.Module], Watching], settings: dict[str, Any]
@@ -74,7 +71,8 @@ class Mapped(OptimizerWrapper):
         check_same_parameters(name, optimizer, model)
         _refuse_within(name, optimizer)
         self.model, self._settings = unwrapped(model), settings
-        refuse_unsuitable(name, optimizer, self.moves_weights)
+        if self.moves_weights:
+            refuse_kept_weights(name, optimizer, {})
         self.watch = watch(self.model)
         self.watch.find(self._parameters())
         self._warn_of_little()
@@ -139,9 +137,14 @@ class Mapped(OptimizerWrapper):
                 stacks.append(stack)
             else:
                 reason = _HALF_FROZEN
-        self._kinds = self._kinds or {}
-        take_step(stacks, step, decay_factors(self.inner, self._kinds), has_step_hooks(self.inner), watch.shards())
+        first = partial(self._first_step, step) if self._steps == 1 and self.moves_weights else step
+        take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner), watch.shards())
         return reason
+
+    def _first_step(self, step: Callable[[], Any]) -> None:
+        before = unknown_parameters(self.inner)
+        step()
+        refuse_kept_weights(type(self).__name__, self.inner, before)
 
     def _refuse_meta(self, error: NotImplementedError) -> None:
         if any(p.is_meta for group in self.param_groups for p in group["params"]):

@@ -4,7 +4,7 @@ Every parameter that a matrix multiplies from the right is brought into one cano
 inputs with the first two as one dimension; a stack of one is a view of the parameter.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from .._linalg import host
 from .._linalg.roots import Factor
 from .._linalg.shards import add_up_shards, cut_of, local
 from ..attach.layers import Layout
-from .decay import UNKNOWN, Decays
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]
@@ -105,16 +104,16 @@ class Stack:
     def _local_parameters(self) -> list[Tensor]:
         return [local(parameter).detach() for parameter in self.parameters] if self.moves_weights else []
 
-    def begin(self, decays: Decays, is_read: bool) -> None:
+    def begin(self, decays: Mapping[int, float], is_read: bool) -> None:
         """Keep gradients and weights as they are; for the arguments see `take_step`."""
         self.gradients, self.is_shrunk = [p.grad for p in self.parameters], False
         if not self.moves_weights:
             return
         joined = self.join(self._local_parameters())
         self.old = joined if self.layers > 1 else [w.clone(memory_format=torch.preserve_format) for w in joined]
-        each_decay = [decays.get(id(p), UNKNOWN) for p in self.parameters]
-        self.is_read = is_read or any(decay.is_read for decay in each_decay)
-        self.keep = [decay.factor for decay in each_decay[: len(joined)]]  # layers of one stack are in the same groups
+        self.is_read = is_read or any(id(p) not in decays for p in self.parameters)
+        first_layer = self.parameters[: len(joined)]  # layers of one stack are in the same groups
+        self.keep = [decays.get(id(p), 1.0) for p in first_layer]
 
     def enter(self) -> None:
         """Write parameters and gradients in the new variables: zeros where the optimizer does not read the weights.
@@ -147,11 +146,8 @@ class Stack:
             return
         self.now = self.join(self._local_parameters())
         if self.is_read:
-            for place, (start, now, keep) in enumerate(zip(self.start, self.now, self.keep, strict=True)):
-                if keep != 1:  # known, but not taken in a step that does nothing, as the first of SOAP
-                    self.keep[place] = torch.where((start != now).any(), keep, 1.0).to(start.dtype)
-                    start.mul_(self.keep[place])
-            steps = [start.sub_(now) for start, now in zip(self.start, self.now, strict=True)]
+            every = zip(self.start, self.now, self.keep, strict=True)
+            steps = [(start if keep == 1 else start.mul_(keep)).sub_(now) for start, now, keep in every]
         else:
             steps = [at_least_float32(now) for now in self.now]
             for step in steps:
@@ -220,7 +216,11 @@ class Stack:
 
 
 def take_step(
-    stacks: Sequence[Stack], step: Callable[[], Any], decays: Decays, is_read: bool, shards: Collection[Any] = ()
+    stacks: Sequence[Stack],
+    step: Callable[[], Any],
+    decays: Mapping[int, float],
+    is_read: bool,
+    shards: Collection[Any] = (),
 ) -> None:
     """Let an optimizer step in the variables of stacks; whatever ends that early, all of them are as they were.
 

@@ -26,7 +26,6 @@ from tests.helpers.optimizers import (
     configurations,
     identical,
     network,
-    of_any_state,
     of_database,
     of_random_networks,
     train,
@@ -39,7 +38,6 @@ from tests.wrappers import REMEMBERING, WRAPPERS
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
-    of_any_state,
     pytest.mark.filterwarnings("ignore:.* (treats|takes plain steps):UserWarning"),  # rightly, of some networks
 ]
 EXACT = 1e-9  # float64; inverses and roots square the condition of the rows
