@@ -38,11 +38,6 @@ def patches_of(layer: Any, input: Tensor) -> Patches:
     return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, steps)
 
 
-def reads_patches(layer: Any) -> bool:
-    """Whether the rows depend on the layer, and not on its input alone."""
-    return isinstance(layer, _ConvNd) or hasattr(layer, "input_rows")
-
-
 def rows_of(
     layer: nn.Module, input: Tensor, grad_output: Tensor, needs_weight: bool, needs_bias: bool
 ) -> LinearRows | ConvRows:

@@ -42,8 +42,8 @@ class Watching(Protocol):
     def layers(self) -> Sequence[LayerInputs]:
         """The layers whose forward passes are watched."""
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Look at the parameters of the optimizer, by its groups, if they have changed."""
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+        """Look at the parameters of the optimizer, by its groups, if they have changed; say whether."""
 
     def stacks(self) -> Sequence[Stack]:
         """Measure if that is due, and return this step's stacks; other parameters take the plain step."""

@@ -1,12 +1,12 @@
 """Second moments of the rows that a layer reads: sums with the factor decay^age, and what they tell.
 
-None is changed in place: layers that read the same have the very same object, and a checkpoint may have its tensors.
+None is changed in place: stacks have the old ones, and a checkpoint may have their tensors.
 """
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,16 @@ from .._linalg.shards import local
 from .._linalg.strips import joined, strips_of
 from ..attach.layers import Layout
 from ..functional.linears import gram_of
-from ..functional.lines import costs, lines_pay, sums_by_lines
+from ..functional.lines import lines_pay, sums_by_lines
 from ..functional.patches import Patches
 
 #: Sums over some rows, one tensor for each part of what is remembered that rows are added to.
 Sums = list[Tensor]
+
+
+def added(sums: Sums | None, more: Sums) -> Sums:
+    """Return the totals of two sums, or of one and none, made anew."""
+    return [*more] if sums is None else [a + b for a, b in zip(sums, more, strict=True)]
 
 
 class MeanSquare:
@@ -35,8 +40,6 @@ class MeanSquare:
     def __init__(self, module: nn.Module, with_bias: bool = False) -> None:
         weight, layout = local(module.get_parameter("weight")), Layout.of(module)
         self.groups, self.features = layout.groups, layout.features(weight)
-        #: Equal for layers that make the same sums of one input.
-        self.key: tuple[Any, ...] = (type(self), self.groups * self.features)
         #: What is remembered, and how many rows it is of, counted likewise.
         self.memory, self.rows = self._zeros(weight.device, host.wide(weight)), 0.0
 
@@ -60,10 +63,6 @@ class MeanSquare:
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
         yield [norms.sum().view(1)], norms[:, 0].numel()
 
-    def work(self, patches: Patches) -> float:
-        """The multiplications in whose time a call is summed."""
-        return float(patches.input.numel())
-
     def updated(self, sums: Sums, rows: int, decay: float) -> Self:
         """Let sums of so many rows in, and older ones fade.
 
@@ -77,12 +76,6 @@ class MeanSquare:
         other = copy.copy(self)
         other.memory, other.rows = memory, rows
         return other
-
-    def equals(self, other: "MeanSquare") -> bool:
-        """Whether another one remembers the same."""
-        places = {(tensor.device, tensor.dtype) for tensor in (*self.memory, *other.memory)}
-        same_kind = self.key == other.key and self.rows == other.rows and len(places) == 1
-        return same_kind and all(map(torch.equal, self.memory, other.memory))
 
     def level(self) -> Tensor:
         """The mean square of an entry, (1,)."""
@@ -116,7 +109,6 @@ class Covariance(MeanSquare):
         self.sizes = [block.stop - block.start for block in self.blocks]
         self.sizes[-1] += with_bias
         super().__init__(module)
-        self.key = (type(self), self.groups, *self.sizes, with_bias, max_rows)
 
     def __str__(self) -> str:
         """Say how many columns are told apart."""
@@ -129,19 +121,12 @@ class Covariance(MeanSquare):
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, step)
-        if self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
+        if patches.kernel and self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
             number = len(patches.input) * patches.positions
             yield self._products_of_lines(patches, dtype, bias_entry, number), number
             return
         for rows in (part.unfold() for part in patches.slices(dtype)):
             yield self._products(rows, bias_entry), rows.shape[1]
-
-    def work(self, patches: Patches) -> float:
-        """The multiplications in whose time a call is summed, and the blocks of A are factorised."""
-        patches = patches if self.max_rows is None else patches.spread(self.max_rows, 0)
-        by_lines, unfolded = costs(patches)
-        sums = min(by_lines, unfolded) if len(self.sizes) == 1 else unfolded / len(self.sizes)
-        return sums + self.groups * sum(size**3 for size in self.sizes)
 
     def _products_of_lines(self, patches: Patches, dtype: torch.dtype, bias_entry: int, number: int) -> Sums:
         gram, total = sums_by_lines(patches, dtype)
@@ -218,7 +203,6 @@ class LowRankCovariance(Covariance):
     ) -> None:
         self.rank = rank
         super().__init__(module, with_bias, max_dim, max_rows)
-        self.key = (*self.key, rank)
 
     @property
     def _bases(self) -> list[Tensor]:
@@ -230,10 +214,6 @@ class LowRankCovariance(Covariance):
 
     def traces(self) -> list[Tensor]:
         return self.memory[2::3]
-
-    def work(self, patches: Patches) -> float:
-        rows = self.groups * len(patches.input) * patches.positions
-        return 4.0 * rows * self.size * self.rank
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         """U is orthonormal columns by chance, the same on all processes."""

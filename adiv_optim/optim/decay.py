@@ -97,7 +97,7 @@ def refuse_kept_weights(name: str, optimizer: Optimizer, before: Mapping[Tensor,
             raise ValueError(
                 f"{name} around {own}, whose state holds weights or a distance between weights ({entries[0]}): it "
                 f"would mix those of one step's variables with another's. Use {own} without {name}, or wrap an "
-                f"optimizer that reads p and p.grad alone; a Lookahead goes around it: Lookahead({name}(AdamW(…), model))."
+                f"optimizer that reads p and p.grad; a Lookahead goes around it: Lookahead({name}(AdamW(…), model))."
             )
 
 

@@ -111,7 +111,7 @@ class Mapped(OptimizerWrapper):
             return
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
-        reason = self._why_lost(self.model)
+        reason = self._why_lost(self.model, self.watch.find(self._parameters()))
         with without_autocast(first.device.type):  # it would round the products
             try:
                 half_frozen = self._mapped_step(self.watch, step)
@@ -124,7 +124,6 @@ class Mapped(OptimizerWrapper):
 
     def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
         """Step, and say why not every layer was treated, or ""."""
-        watch.find(self._parameters())
         rates: dict[int, tuple[bool, Any]] = {}
         for group in self.param_groups:
             rates |= dict.fromkeys(map(id, group["params"]), (has_zero_lr(group), group.get("lr")))
@@ -202,13 +201,11 @@ class Mapped(OptimizerWrapper):
         Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
         One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
         """
-        remembered, state = self._remembered(), self.inner.state
+        remembered, every = self._remembered(), [p for group in self._parameters() for p in group]
         if self.watch is None or not remembered:
             return {}
-        shown = []
-        for group in self._parameters():
-            with_state = [p for p in group if state.get(p)]
-            shown += with_state if with_state or not self.watch.steps else group
+        with_state = [p for p in every if self.inner.state.get(p)]
+        shown = with_state if with_state or not self.watch.steps else every
         return {p: self._named(remembered.get(p, {})) for p in shown}
 
     def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:

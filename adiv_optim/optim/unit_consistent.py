@@ -37,10 +37,12 @@ class ChannelScales:
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Look which parameters share memory; which of them the optimizer holds is no matter."""
-        if (now := addresses(self.parameters.values())) != self._addresses:
-            self._addresses, self._overlaps = now, overlaps(self.parameters)
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+        """Look which parameters share memory, if something has changed; which the optimizer holds is no matter."""
+        if (now := addresses(self.parameters.values())) == self._addresses:
+            return False
+        self._addresses, self._overlaps = now, overlaps(self.parameters)
+        return True
 
     def stacks(self) -> list[Stack]:
         """Return one for each parameter that has scales and a gradient, an old one of a frozen weight too."""

@@ -52,9 +52,9 @@ class Whitened(Mapped):
     measure: one in `every`, at places that no period keeps to, and powers of two at first. Micro-batches add up, and so
     do the processes of torch.distributed. Rows count once a backward pass has gone by their call to the weight, if
     step() comes before zero_grad(); a zero_grad(set_to_none=False) of the model's own is not noticed. In graphs of
-    torch.compile, transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, unless
-    zero_grad() follows and no gradient after it, so evaluate under torch.no_grad() there. Build the optimizer from the
-    sharded model, and before a compiled model's first call, which would not see the hooks.
+    torch.compile, transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, so
+    evaluate under torch.no_grad() there. Build the optimizer from the sharded model, and before a compiled model's
+    first call, which would not see the hooks.
 
     Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in
     `coverage` and `metrics`, and warned of once.

@@ -126,13 +126,12 @@ class OptimizerWrapper(Optimizer):
         every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | own).items()}
         return OptimizerWrapper.metrics(self) | every
 
-    def _why_lost(self, model: nn.Module) -> str:
+    def _why_lost(self, model: nn.Module, has_changed: bool = False) -> str:
         """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
         self._steps += 1
-        self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
-        # Looking costs a walk over the model, and seldom finds anything.
-        if self._steps & (self._steps - 1):
+        if self._steps > 2 and not has_changed:  # looking costs a walk over the model
             return ""
+        self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
         return explain_replaced_parameters(self, model, self._steps == 2 and not self._fed)
 
     def _tell(self, reason: str, opening: str) -> None:

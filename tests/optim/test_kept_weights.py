@@ -16,7 +16,7 @@ from adiv_optim import (
     UnitConsistent,
     Whitened,
 )
-from tests.helpers.steps import inputs, network, same, sgd, stepped, weights
+from tests.helpers.steps import inputs, network, sgd, stepped, weights
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
