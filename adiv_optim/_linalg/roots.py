@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import host
-from .strips import joined, strips_of
+from .grams import joined, strips_of
 
 Result = TypeVar("Result")
 

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._linalg.host import without_autocast
 from .._linalg.limits import check_count, given
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, check_correction
-from ..functional.shared import parameters_of, without_autocast
+from ..functional.shared import parameters_of
 from .modules import choose_layers, mixes_samples
 from .recorder import differentiate
 from .rows import BY_ITSELF, layer_gradients

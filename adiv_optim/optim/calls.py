@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, library, nn
 from torch.fx.node import has_side_effect
 
+from .._linalg.host import refuse_capture
 from .._torch import backward_pass, is_batched, keeps_graph, reaches
-from ..functional.shared import refuse_capture
 
 #: Hooks by the tokens that stand for them in graphs.
 _tokens = itertools.count()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim import LBFGS, Optimizer
 
-from .wrapper import OptimizerWrapper, without_global_hooks
+from .wrapper import OptimizerWrapper
 
 
 class ChainedState(MutableMapping[Any, Any]):
@@ -181,9 +181,8 @@ class ChainedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with without_global_hooks():  # which run around the whole step
-            for optimizer in self.optimizers:
-                optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg import host
+from .._linalg.grams import gram_of, joined, strips_of
 from .._linalg.roots import LowRank, Spectrum, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
 from .._linalg.shards import local
-from .._linalg.strips import joined, strips_of
 from ..attach.layers import Layout
-from ..functional.linears import gram_of
 from ..functional.lines import lines_pay, sums_by_lines
 from ..functional.patches import Patches
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg.host import refuse_capture, without_autocast
 from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import report, without_frozen_or_skipped
-from ..functional.shared import refuse_capture, without_autocast
 from .chart import Watching
 from .decay import decay_factors, has_step_hooks, has_zero_lr, refuse_kept_weights, unknown_parameters
 from .step import take_step

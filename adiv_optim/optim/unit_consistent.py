@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from .. import gauge as gauges
 from .._linalg import host
 from .._linalg.roots import Scales
-from .._linalg.shards import why_not_one_cut
-from ..attach.checks import NAMED, UNFLATTENED, Skip, addresses, named_in_skip, overlaps, refuse_sharded
+from .._linalg.shards import addresses, why_not_one_cut
+from ..attach.checks import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
 from ..attach.coverage import Coverage
 from .mapped import Mapped
 from .step import Stack

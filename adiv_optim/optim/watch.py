@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from .._linalg import host
 from .._linalg.limits import check_count, check_not_negative
 from .._linalg.roots import Factor, NoRootError, Scales, stacked
-from .._linalg.shards import DataParallelGroup, cut_of
-from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, addresses, named_in_skip, refuse_lazy, refuse_sharded
+from .._linalg.shards import DataParallelGroup, addresses, cut_of
+from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from ..attach.coverage import Coverage, warn
 from .chart import Chart
 from .covariance import MeanSquare
@@ -110,11 +110,12 @@ class Watch:
         known = {(layer.name, id(layer.weight)): layer for layer in self.layers}
         layers = []
         for name, modules, with_bias in eligible:
-            layer = known.get((name, id(modules[0].get_parameter("weight"))))
-            if layer is None or layer.modules != modules or layer.with_bias != with_bias:
-                layer = LayerInputs(name, modules, with_bias, self.make)
-                layer.step_index = self.steps
-            layers.append(layer)
+            old = known.get((name, id(modules[0].get_parameter("weight"))))
+            if old is not None and old.modules == modules and old.with_bias == with_bias:
+                layers.append(old)
+            else:
+                layers.append(LayerInputs(name, modules, with_bias, self.make))
+                layers[-1].step_index = self.steps
         refuse_shards(self.name, layers, self.process_group)
         for layer in layers:
             layer.groups = tuple(group_of[id(p)] for p in layer.parameters)
