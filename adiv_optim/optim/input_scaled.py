@@ -66,7 +66,7 @@ class InputScaled(Mapped):
         every, decay, process_group, skip: as for `Whitened`.
         floor: the least s. At 1 steps are never made larger; below it, those of layers that read small inputs are.
         hold: keep W' and not W when s is measured anew, so that a layer whose inputs grow has its weight shrunk by as
-            much. What the network computes then moves a little at each measurement.
+            much, with the next step at a learning rate that is not 0. What the network computes then moves a little.
 
     Raises:
         TypeError, ValueError: as `Whitened`.

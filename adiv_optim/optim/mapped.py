@@ -124,15 +124,14 @@ class Mapped(OptimizerWrapper):
 
     def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
         """Step, and say why not every layer was treated, or ""."""
-        rates: dict[int, tuple[bool, Any]] = {}
-        for group in self.param_groups:
-            rates |= dict.fromkeys(map(id, group["params"]), (has_zero_lr(group), group.get("lr")))
+        at_rest = {id(p): has_zero_lr(group) for group in self.param_groups for p in group["params"]}
         stacks, reason = [], ""
         for stack in watch.stacks():
-            if any(id(p) not in rates for p in stack.parameters):
+            zero_lr = {at_rest.get(id(p)) for p in stack.parameters}
+            if None in zero_lr:
                 continue  # a model may have several optimizers
-            if len({rates[id(p)][0] for p in stack.parameters}) == 1 or not stack.moves_weights:
-                stack.lr = rates[id(stack.parameters[0])][1]
+            if len(zero_lr) == 1 or not stack.moves_weights:
+                stack.has_zero_lr = zero_lr == {True}
                 stacks.append(stack)
             else:
                 reason = _HALF_FROZEN

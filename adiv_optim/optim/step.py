@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._linalg import host
 from .._linalg.roots import Factor
-from .._linalg.shards import add_up_shards, cut_of, local
+from .._linalg.shards import add_up_shards, local
 from ..attach.layers import Layout
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
@@ -32,7 +32,7 @@ class Stack:
         blocks: the inputs that each factor multiplies; the bias goes with the last of them.
         moves_weights: whether weights and steps are mapped, or the gradients alone.
         rescale: gives the factor of each layer's step from its norms before and after it is mapped back.
-        shrink: the factor of weight and step where anything moves the weight.
+        shrink: the factor of weight and step where the learning rate is not 0.
     """
 
     def __init__(
@@ -52,9 +52,8 @@ class Stack:
         self.moves_weights, self.rescale, self.shrink = moves_weights, rescale, shrink
         self.shapes = [local(parameter).shape for parameter in parameters[: len(parameters) // layers]]
         self.is_entrywise = layout is None
-        #: The learning rate, None where the optimizer finds its own; and whether the last step has shrunk the weight.
-        self.lr: Any = None
-        self.is_read, self.is_shrunk = True, False
+        #: Whether the learning rate is 0, and whether anything may read the weights in the step.
+        self.has_zero_lr, self.is_read = False, True
         self.forget()
 
     def forget(self) -> None:
@@ -67,7 +66,7 @@ class Stack:
         #: Minus the step, mapped back, and its factor, None for 1; the factors of the old weights.
         self.steps: list[Tensor] = []
         self.ratio: Tensor | None = None
-        self.keep: list[float | Tensor] = []
+        self.keep: list[float] = []
         #: Sums over what this process holds, that others with parts of the same weight add theirs to, (sums, layers).
         self.sums: Tensor | None = None
 
@@ -106,7 +105,7 @@ class Stack:
 
     def begin(self, decays: Mapping[int, float], is_read: bool) -> None:
         """Keep gradients and weights as they are; for the arguments see `take_step`."""
-        self.gradients, self.is_shrunk = [p.grad for p in self.parameters], False
+        self.gradients = [p.grad for p in self.parameters]
         if not self.moves_weights:
             return
         joined = self.join(self._local_parameters())
@@ -157,22 +156,14 @@ class Stack:
         if self.rescale is not None:
             norms = torch.stack(before + self._norms(self.steps)).view(2, len(steps), self.layers, -1)
             self.sums = norms[:, 0, :, 0] if norms.numel() == 2 else torch.linalg.vector_norm(norms, dim=(1, 3))
-        elif self.shrink != 1:
-            self.sums = self._moves()[None, None].to(self.steps[0].dtype)
+        if self.shrink != 1 and not self.has_zero_lr:
+            self.steps = [step.mul_(self.shrink) for step in self.steps]
+            self.keep = [self.shrink * keep for keep in self.keep]
 
     def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return the norms of the parts of a layer, or of each matrix in a stack of several layers."""
         dim = None if self.layers == 1 else (-2, -1)
         return [torch.linalg.vector_norm(part, dim=dim) for part in parts] if self.rescale is not None else []
-
-    def _moves(self) -> Tensor:
-        """Whether a weight moves, or has a gradient and a learning rate, or decays; of a shard the part held here.
-
-        Rounding may leave nothing of a step, in bfloat16 mostly, which is one all the same: the gradient says so.
-        """
-        (step,), (gradient, *_), (keep,) = self.steps, self.gradients, self.keep
-        moves = step.any() | (keep != 1)
-        return moves if gradient is None else moves | (local(gradient).any() & (self.lr != 0))
 
     def settle(self) -> None:
         """Find the factors of the step, once sums over processes are made."""
@@ -180,21 +171,15 @@ class Stack:
             ratio = self.rescale(*self.sums)
             copies = self.steps[0].shape[0] // self.layers
             self.ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
-        elif self.sums is not None and any(host.read(self.sums)):
-            self.is_shrunk = True
-            self.ratio = self.steps[0].new_full((), self.shrink)
-            self.keep = [self.ratio * keep for keep in self.keep]
 
     def write(self) -> None:
         """Let each weight be its factor times the old one, minus the step: w - (+0) is w for every w."""
         new: list[Tensor] = []
         for old, now, step, keep in zip(self.old, self.now, self.steps, self.keep, strict=True):
             weight = old.to(step.dtype)
-            if isinstance(keep, Tensor) or keep != 1:
-                weight = weight * keep
+            weight = weight if keep == 1 else weight * keep
             out = now if now.dtype == step.dtype else None
             if self.is_entrywise and self.is_read:  # an optimizer that sets a weight to zero means zero
-                step = step if self.ratio is None else step * self.ratio
                 new.append(torch.where(now == 0, now, weight - step))
             elif self.ratio is None:
                 new.append(torch.sub(weight, step, out=out))
@@ -256,18 +241,18 @@ def take_step(
 
 
 def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
-    """Add up the sums of weights of which each process holds some rows; of norms their squares."""
-    sharded = {id(s.parameters[0]): s for s in stacks if s.sums is not None and cut_of(s.parameters[0]) is not None}
+    """Add up the norms, by their squares, of weights of which each process holds some rows."""
+    stack_of = {id(stack.parameters[0]): stack for stack in stacks if stack.sums is not None}
     pairs = []
     for weight in shards:
-        stack, zeros = sharded.get(id(weight)), torch.zeros(2, dtype=host.widest(weight.device), device=weight.device)
-        if stack is not None and stack.sums is not None:
-            zeros[: len(stack.sums)] = stack.sums[:, 0].to(zeros).square()
-        pairs.append((weight, zeros))
+        squares = torch.zeros(2, 1, dtype=host.widest(weight.device), device=weight.device)
+        if (stack := stack_of.get(id(weight))) is not None and stack.sums is not None:
+            squares = stack.sums.to(squares).square()
+        pairs.append((weight, squares))
     add_up_shards(pairs)
-    for weight, total in pairs:
-        if (stack := sharded.get(id(weight))) is not None and stack.sums is not None:
-            stack.sums = total.sqrt().to(stack.sums)[: len(stack.sums), None]
+    for weight, squares in pairs:
+        if (stack := stack_of.get(id(weight))) is not None and stack.sums is not None:
+            stack.sums = squares.sqrt().to(stack.sums)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -61,21 +61,11 @@ class Watch:
         self.layers: list[LayerInputs] = []
         self.plain: dict[str, str] = {}
         self.is_found = False
-        self._forget_places()
-
-    def _forget_places(self) -> None:
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
         self._places: list[Any] = []
         #: The layers that move with what was measured of them; and in stacks, with R of each stack.
         self._moving: list[Any] = []
         self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_places", "_moving", "_stacks")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget_places()
 
     def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
         """Look for layers among the parameters of an optimizer, by its groups, if something has changed; say whether.
@@ -92,7 +82,7 @@ class Watch:
             return False
         group_of = {id(p): number for number, group in enumerate(groups) for p in group}
         self._find(parameters, group_of)
-        self._forget_places()
+        self._moving, self._stacks = [], []
         modules = (module for layer in self.layers for module in layer.modules)
         self._places = [places[0], ["weight" in module._parameters for module in modules], *places[2:]]
         return True
@@ -168,12 +158,12 @@ class Watch:
         )
 
     def shards(self) -> list[nn.Parameter]:
-        """Return the weights of which each process holds a part, where sums over them are asked for in this step."""
-        if self.chart.rescale is None:
-            changes = any(stack is not None and stack.shrink != 1 for _, stack in self._stacks)
-            if not self.chart.holds or not (changes or self.due()):
-                return []
-        return [layer.weight for layer in self.layers if cut_of(layer.weight) is not None]
+        """Return the weights of which each process holds a part, where norms over all of it are asked for."""
+        return (
+            []
+            if self.chart.rescale is None
+            else [layer.weight for layer in self.layers if cut_of(layer.weight) is not None]
+        )
 
     def _measure(self) -> None:
         """Let the rows that count into the averages and factorise these, or leave all as it was if cut short."""
@@ -238,9 +228,9 @@ class Watch:
         self.arm()
 
     def _hold(self) -> None:
-        """Remember the scales that weights now stand in: still the old one of W' that was not stepped on since."""
+        """Remember the scales that weights now stand in: still the old one where the learning rate is 0."""
         for (layer, *_), stack in self._stacks:
-            if stack is None or stack.shrink == 1 or stack.is_shrunk:
+            if stack is None or stack.shrink == 1 or not stack.has_zero_lr:
                 layer.held_scale = _scale_of(layer)
 
     def metrics(self) -> dict[str, float]:

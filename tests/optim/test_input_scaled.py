@@ -75,7 +75,7 @@ def test_a_weight_that_only_decays_is_held_too():
 
 
 def test_a_weight_is_held_through_steps_that_do_nothing():
-    """Those of a warm-up that begins at 0, and those of a gradient of 0; the first one that steps shrinks it."""
+    """Those of a warm-up that begins at 0; the first one that may step shrinks it, at a gradient of 0 too."""
     layer = nn.Linear(4, 3)
     start = layer.weight.detach().clone()
     optimizer = InputScaled(sgd(layer, 0.0), layer, every=1, decay=0.0, hold=True)
@@ -88,8 +88,9 @@ def test_a_weight_is_held_through_steps_that_do_nothing():
     step(2.0)
     step(6.0)
     optimizer.param_groups[0]["lr"] = 1e-15
-    step(7.0, factor=0.0)
     assert torch.equal(layer.weight, start)
+    step(7.0, factor=0.0)
+    torch.testing.assert_close(layer.weight.detach(), start * 2 / 7)
     step(10.0)
     torch.testing.assert_close(layer.weight.detach(), start / 5)
 
