@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .._linalg import host
 from .._linalg.grams import gram_of, joined, strips_of
-from .._linalg.roots import LowRank, Spectrum, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
+from .._linalg.roots import LowRank, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
 from .._linalg.shards import local
 from ..attach.layers import Layout
 from ..functional.lines import lines_pay, sums_by_lines
@@ -252,25 +252,23 @@ class LowRankCovariance(Covariance):
     def extremes(self) -> Tensor:
         """Of what is used in the place of A: all eigenvalues but the leading ones are their mean."""
         ends = []
-        for (trace, (values, _)), size in zip(self.spectra(), self.sizes, strict=True):
+        for (trace, values, _), size in zip(self.spectra(), self.sizes, strict=True):
             rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)
             ends.append(torch.stack([torch.minimum(rest, values.amin(-1)), torch.maximum(rest, values.amax(-1))]))
         return torch.stack(ends, 1)
 
-    def spectra(self) -> list[tuple[Tensor, Spectrum]]:
-        """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
+    def spectra(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors, ascending."""
         return [
             # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
-            (trace / self.rows, Spectrum((basis * sketch).sum(-2) / self.rows, basis))
+            (trace / self.rows, (basis * sketch).sum(-2) / self.rows, basis)
             for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True)
         ]
 
     def inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[Whole] | list[LowRank]:
         return [
-            low_rank_inverse_root(
-                trace / scale, spectrum._replace(values=spectrum.values / scale[..., None]), ridge / scale
-            )
-            for trace, spectrum in self.spectra()
+            low_rank_inverse_root(trace / scale, values / scale[..., None], vectors, ridge / scale)
+            for trace, values, vectors in self.spectra()
         ]
 
 

@@ -1,9 +1,8 @@
-"""The optimizer inside: how its step treats the weights beside the gradients, and which ones cannot be wrapped."""
+"""The optimizer inside: what its step reads of the weights, and how it decays them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
@@ -71,38 +70,3 @@ def _steps_as_its_type(optimizer: Optimizer) -> bool:
     step = vars(optimizer).get("step")
     counted = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
     return step is None or counted
-
-
-def unknown_parameters(optimizer: Optimizer) -> dict[Tensor, Tensor]:
-    """Return a copy of each weight that an optimizer which is not torch's own steps on."""
-    unknown = [each for each in optimizers_in(optimizer) if type(each) not in KNOWN]
-    return {p: p.detach().clone() for each in unknown for group in each.param_groups for p in group["params"]}
-
-
-def refuse_kept_weights(name: str, optimizer: Optimizer, before: Mapping[Tensor, Tensor]) -> None:
-    """Raise a ValueError if the state of an optimizer has copies of weights, or a distance between weights.
-
-    In other variables it would mix those of one step with another's. Called when the optimizer is wrapped, and at the
-    end of its first step, when `before` has the weights as it found them; copies that it makes later go unnoticed.
-    """
-    for each in optimizers_in(optimizer):
-        if type(each) in KNOWN or "takes_step_of" in vars(type(each)):
-            continue
-        entries = ["d"] if any("d" in group for group in each.param_groups) else []  # D-Adaptation, and those after it
-        for parameter in (p for group in each.param_groups for p in group["params"] if p in each.state):
-            copies = [parameter, *([before[parameter]] if parameter in before else [])]
-            entries += [key for key, value in each.state[parameter].items() if any(_is_copy(value, c) for c in copies)]
-        if entries:
-            own = type(each).__name__
-            raise ValueError(
-                f"{name} around {own}, whose state holds weights or a distance between weights ({entries[0]}): it "
-                f"would mix those of one step's variables with another's. Use {own} without {name}, or wrap an "
-                f"optimizer that reads p and p.grad; a Lookahead goes around it: Lookahead({name}(AdamW(…), model))."
-            )
-
-
-def _is_copy(value: Any, weight: Tensor) -> bool:
-    """Whether a tensor of a state is a copy of a weight; numbers that are all whole may agree by chance."""
-    if not isinstance(value, Tensor) or value is weight or value.shape != weight.shape or weight.is_meta:
-        return False
-    return torch.equal(value, weight.to(value)) and bool((value != value.round()).any())

@@ -18,10 +18,9 @@ from .layer_inputs import LayerInputs
 from .mapped import Mapped
 
 
-def scales(covariances: Sequence[MeanSquare], floor: float) -> list[list[Scales]]:
-    """Return 1 / max(floor, r) of each, with one wait for the device for all of them."""
-    sizes = host.read(*(each.level().sqrt() for each in covariances))
-    return [[Scales([1 / max(floor, size)])] for size in sizes]
+def scales(covariance: MeanSquare, floor: float) -> list[Scales]:
+    """Return 1 / max(floor, r)."""
+    return [Scales([1 / max(floor, covariance.level().sqrt().item())])]
 
 
 def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:
@@ -108,6 +107,4 @@ class InputScaled(Mapped):
         settings = {
             "every": every, "decay": decay, "floor": floor, "hold": hold, "process_group": process_group, "skip": skip
         }  # fmt: skip
-        super().__init__(
-            optimizer, model, watch_inputs("InputScaled", optimizer, chart, MeanSquare, settings), settings
-        )
+        super().__init__(optimizer, model, watch_inputs("InputScaled", chart, MeanSquare, settings), settings)

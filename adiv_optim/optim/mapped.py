@@ -14,7 +14,8 @@ from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import report, without_frozen_or_skipped
 from .chart import Watching
-from .decay import decay_factors, has_step_hooks, has_zero_lr, refuse_kept_weights, unknown_parameters
+from .decay import decay_factors, has_step_hooks, has_zero_lr
+from .refusals import refuse_kept_weights, refuse_within, unknown_parameters
 from .step import take_step
 from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
@@ -69,7 +70,7 @@ class Mapped(OptimizerWrapper):
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, model)
-        _refuse_within(name, optimizer)
+        refuse_within(name, optimizer, Mapped)
         self.model, self._settings = unwrapped(model), settings
         if self.moves_weights:
             refuse_kept_weights(name, optimizer, {})
@@ -269,28 +270,3 @@ class Mapped(OptimizerWrapper):
                 saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
                 raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
         check_like(saved, wanted, place, _REMEDY)
-
-
-def _refuse_within(name: str, optimizer: Optimizer) -> None:
-    """Raise a ValueError where another wrapper inside maps weights, or another optimizer inside has a state."""
-    within = optimizer
-    while isinstance(within, OptimizerWrapper):
-        if isinstance(within, Mapped):
-            raise ValueError(
-                f"{name} around {type(within).__name__}: the outer one would change what the inner one measures; "
-                "choose one."
-            )
-        within = within.inner
-    if type(within).__name__ == "ZeroRedundancyOptimizer":
-        raise ValueError(
-            f"{name} around ZeroRedundancyOptimizer: from outside its weight decay cannot be told from its step, "
-            "and inside each process would measure other layers. Shard weights and state by "
-            f"torch.distributed.fsdp.fully_shard, and wrap any optimizer in {name}."
-        )
-    inside = next((type(value).__name__ for value in vars(within).values() if isinstance(value, Optimizer)), None)
-    if inside:  # a chain has its optimizers in a tuple
-        around = type(within).__name__
-        raise ValueError(
-            f"{name} around {around}, which holds an optimizer itself: it would mix weights of one step's variables "
-            f"with those of another's. Write {around}({name}({inside}(…), model), …)."
-        )

@@ -36,10 +36,11 @@ def load(layers: Sequence[LayerInputs], chart: Chart, remembered: Mapping[Tensor
         memory = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.memory)]
         layer.covariance = new.with_memory(memory, entries.get("rows", 0.0))
         layer.held_scale = float(entries.get("last", 0.0))
-    seen = [layer for layer in layers if layer.covariance.rows]
-    for layer, factors in zip(seen, chart.factors([layer.covariance for layer in seen]), strict=True):
-        layer.failures = int(isinstance(factors, NoRootError))
-        layer.factors = None if layer.failures else factors
+        if layer.covariance.rows:
+            try:
+                layer.factors = [*chart.factors(layer.covariance)]
+            except NoRootError:
+                layer.failures = 1
 
 
 def coverage_of(model: nn.Module, layers: Sequence[LayerInputs], plain: Mapping[str, str], chart: Chart) -> Coverage:

@@ -14,6 +14,7 @@ from .._linalg import host
 from .._linalg.roots import Factor
 from .._linalg.shards import add_up_shards, local
 from ..attach.layers import Layout
+from ..attach.rows import as_matrices, from_matrices
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]
@@ -74,17 +75,16 @@ class Stack:
         """Return tensors of the parameters' shapes in the canonical shape; a bias has one column."""
         if self.layout is None:
             return [*parts]
-        if self.layers == 1:
-            return [self.layout.stacked(part) for part in parts]
         kinds = len(self.shapes)
-        return [self.layout.stacked(torch.stack([*parts[kind::kinds]]), self.layers) for kind in range(kinds)]
+        each = parts if self.layers == 1 else [torch.stack([*parts[kind::kinds]]) for kind in range(kinds)]
+        return [as_matrices(part, *self.layout, self.layers) for part in each]
 
     def split(self, joined: Sequence[Tensor]) -> list[Tensor]:
         """Take apart again what `join` has put together."""
         if self.layout is None:
             return [*joined]
         pairs = zip(joined, self.shapes, strict=True)
-        every = [self.layout.unstacked(matrices, shape, self.layers) for matrices, shape in pairs]
+        every = [from_matrices(matrices, self.layout.transposed, shape, self.layers) for matrices, shape in pairs]
         if self.layers == 1:
             return every
         return [part for layer in zip(*(parts.unbind() for parts in every), strict=True) for part in layer]

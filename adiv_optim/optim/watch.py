@@ -159,11 +159,8 @@ class Watch:
 
     def shards(self) -> list[nn.Parameter]:
         """Return the weights of which each process holds a part, where norms over all of it are asked for."""
-        return (
-            []
-            if self.chart.rescale is None
-            else [layer.weight for layer in self.layers if cut_of(layer.weight) is not None]
-        )
+        weights = [layer.weight for layer in self.layers] if self.chart.rescale is not None else []
+        return [weight for weight in weights if cut_of(weight) is not None]
 
     def _measure(self) -> None:
         """Let the rows that count into the averages and factorise these, or leave all as it was if cut short."""
@@ -193,12 +190,11 @@ class Watch:
             layer.forget()
         if self.process_group.several:
             agree(seen, self.process_group.group)
-        updated = [layer for layer in seen if layer not in errors]
-        for layer, factors in zip(updated, self.chart.factors([each.covariance for each in updated]), strict=True):
-            if isinstance(factors, NoRootError):
-                errors[layer] = factors
-            else:
-                layer.factors = factors
+        for layer in (each for each in seen if each not in errors):
+            try:
+                layer.factors = [*self.chart.factors(layer.covariance)]
+            except NoRootError as error:
+                errors[layer] = error
         for layer in errors:
             layer.failures += 1
         return errors

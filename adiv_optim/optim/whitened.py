@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, of_each
+from .._linalg.roots import Factor
 from ..attach.checks import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .chart import Chart
@@ -121,7 +121,7 @@ class Whitened(Mapped):
         check_positive("Whitened", damping=damping)
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         chart = Chart(
-            partial(of_each, inverse_roots, damping=damping, graft_norm=graft_norm),
+            partial(inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
             partial(covariance_metrics, damping=damping),
             rescale=keep_norm if graft_norm else None,
@@ -131,4 +131,4 @@ class Whitened(Mapped):
             "damping": damping, "decay": decay, "every": every, "graft_norm": graft_norm, "rank": rank,
             "max_dim": max_dim, "max_rows": max_rows, "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Whitened", optimizer, chart, make, settings), settings)
+        super().__init__(optimizer, model, watch_inputs("Whitened", chart, make, settings), settings)
