@@ -20,7 +20,8 @@ from .mapped import Mapped
 
 def scales(covariance: MeanSquare, floor: float) -> list[Scales]:
     """Return 1 / max(floor, r)."""
-    return [Scales([1 / max(floor, covariance.level().sqrt().item())])]
+    (size,) = host.read(covariance.level().sqrt())
+    return [Scales([1 / max(floor, size)])]
 
 
 def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:

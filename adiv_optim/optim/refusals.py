@@ -51,7 +51,8 @@ def refuse_kept_weights(name: str, optimizer: Optimizer, before: Mapping[Tensor,
     for each in optimizers_in(optimizer):
         if type(each) in KNOWN or "takes_step_of" in vars(type(each)):
             continue
-        entries = ["d"] if any("d" in group for group in each.param_groups) else []  # D-Adaptation, and those after it
+        # D-Adaptation and those after it; Adafactor has a setting d.
+        entries = ["d"] if any({"d", "growth_rate"} <= group.keys() for group in each.param_groups) else []
         for parameter in (p for group in each.param_groups for p in group["params"] if p in each.state):
             copies = [parameter, *([before[parameter]] if parameter in before else [])]
             entries += [key for key, value in each.state[parameter].items() if any(_is_copy(value, c) for c in copies)]

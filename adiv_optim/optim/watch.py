@@ -72,22 +72,20 @@ class Watch:
 
         Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
         """
+        if self._places_of(groups) == self._places:
+            return False
+        self._find(groups)
+        self._moving, self._stacks, self._places = [], [], self._places_of(groups)
+        return True
+
+    def _places_of(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Any]:
         parameters = [p for group in groups for p in group]
         if any(hasattr(parameter, "grad_sample") for parameter in parameters):
             raise private_gradients(self.name)
-        modules = (module for layer in self.layers for module in layer.modules)
-        plain = ["weight" in module._parameters for module in modules]
-        places = [[len(group) for group in groups], plain, *addresses(parameters)]
-        if places == self._places:
-            return False
-        group_of = {id(p): number for number, group in enumerate(groups) for p in group}
-        self._find(parameters, group_of)
-        self._moving, self._stacks = [], []
-        modules = (module for layer in self.layers for module in layer.modules)
-        self._places = [places[0], ["weight" in module._parameters for module in modules], *places[2:]]
-        return True
+        plain = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
+        return [[len(group) for group in groups], plain, *addresses(parameters)]
 
-    def _find(self, parameters: Sequence[nn.Parameter], group_of: Mapping[int, int]) -> None:
+    def _find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         for layer in self.layers:
             if layer.weight.shape != layer.shape:
                 raise ValueError(
@@ -95,6 +93,8 @@ class Watch:
                     f"{tuple(layer.weight.shape)}, as of a layer that is pruned; build the optimizer from the model as "
                     "it is now, and wrap again."
                 )
+        group_of = {id(p): number for number, group in enumerate(groups) for p in group}
+        parameters = [p for group in groups for p in group]
         eligible, self.plain = eligible_layers(self.name, self.model, parameters, self.skip, self.chart.bias_is_plain)
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in self.layers}

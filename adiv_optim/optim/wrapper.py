@@ -60,6 +60,8 @@ class OptimizerWrapper(Optimizer):
 
     def __init__(self, optimizer: Optimizer) -> None:
         name = type(self).__name__
+        if not isinstance(optimizer, Optimizer):
+            raise _no_optimizer(name, optimizer)
         if isinstance(optimizer, LBFGS):
             raise TypeError(
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "

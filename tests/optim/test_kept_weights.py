@@ -78,7 +78,7 @@ class EstimatedDistance(Plain):
     """Keeps a lower bound of the distance in its group: D-Adaptation."""
 
     def __init__(self, parameters):
-        super().__init__(parameters, d=1e-6, numerator=0.0)
+        super().__init__(parameters, d=1e-6, numerator=0.0, growth_rate=2.0)
 
     def move(self, p, group, state):
         total = state.setdefault("s", torch.zeros_like(p))
