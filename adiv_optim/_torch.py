@@ -9,16 +9,11 @@ from torch._C import _will_engine_execute_node as _is_executed
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 __all__ = [
-    "GLOBAL_STEP_HOOKS", "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "is_batched",
+    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "is_batched",
     "is_within_transform", "keeps_graph", "outside_transforms", "plain_tensor", "reaches",
 ]  # fmt: skip
-
-
-#: The hooks on the steps of all optimizers, those before a step and those after it.
-GLOBAL_STEP_HOOKS: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 
 
 def backward_pass() -> int:

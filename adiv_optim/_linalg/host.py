@@ -1,7 +1,13 @@
-"""Numbers on the host, read with one wait for the device; and the precision that a device has."""
+"""Numbers on the host, read with one wait for the device; and what a device does: precision, autocast, graphs."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+
+#: One for all calls: to make it costs a small layer something.
+_NO_CONTEXT = nullcontext()
 
 
 def read(*tensors: Tensor) -> list[float]:
@@ -38,3 +44,24 @@ def with_float64(device: torch.device) -> torch.device:
 def double(tensor: Tensor) -> Tensor:
     """A tensor in float64, on the CPU if its device has none."""
     return tensor.to(with_float64(tensor.device), torch.float64)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """A context that autocast does not reach into; it knows no meta device.
+
+    The backward pass needs it too: torch.compile traces that under the autocast of the forward pass.
+    """
+    reached = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if reached else _NO_CONTEXT
+
+
+def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
+    """Raise while a CUDA graph, or an XPU's, is being captured: a replay would not do what Python does."""
+    if tensor.is_cpu or torch.compiler.is_compiling():
+        return
+    capturing = getattr(getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None)
+    if capturing is not None and capturing():
+        raise RuntimeError(
+            f"{name} {does}, which the replay of a CUDA graph would not; run this part eagerly, or use a correction "
+            "without memory."
+        )

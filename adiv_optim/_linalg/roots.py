@@ -1,16 +1,14 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import host
-from .strips import joined, strips_of
-
-Result = TypeVar("Result")
+from .grams import joined, strips_of
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
@@ -21,17 +19,6 @@ _TF32 = 2**-11
 
 class NoRootError(ArithmeticError):
     """A matrix that could not be factorised, in float64 either."""
-
-
-def of_each(function: Callable[..., Result], items: Iterable[Any], **options: Any) -> list[Result | NoRootError]:
-    """Apply a function to each item; a NoRootError that it raises stands in the place of the result."""
-    results: list[Result | NoRootError] = []
-    for item in items:
-        try:
-            results.append(function(item, **options))
-        except NoRootError as error:
-            results.append(error)
-    return results
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,14 +91,7 @@ def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
     return inverse
 
 
-class Spectrum(NamedTuple):
-    """The greatest eigenvalues of a matrix."""
-
-    values: Tensor  # ascending, (…, rank)
-    vectors: Tensor  # their eigenvectors as columns, (…, d, rank)
-
-
-def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
+def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return the eigenvalues and eigenvectors of what S = AU tells of A; the columns of U are orthonormal.
 
     .. math:: A \approx S (U^\top S)^{-1} S^\top = U' \Lambda U'^\top
@@ -138,7 +118,7 @@ def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum
     some = (values > 10 * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(1.0))[..., None, :]
     # Rounding is no eigenvalue. And a column of A that is 0 is so in the eigenvectors of all others.
     vectors = (orthonormal @ turn).masked_fill_(some & (sketch == 0).all(-1, keepdim=True), 0.0)
-    return Spectrum(torch.where(some[..., 0, :], values, 0.0) * level[..., 0], vectors)
+    return torch.where(some[..., 0, :], values, 0.0) * level[..., 0], vectors
 
 
 class Whole:
@@ -254,17 +234,17 @@ def stacked(factors: Sequence[Any]) -> Any:
     return LowRank(torch.cat(levels), vectors, weights)
 
 
-def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> LowRank:
+def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge: Tensor) -> LowRank:
     r"""The inverse root of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
 
     .. math:: (A + \lambda I)^{-1/2} \approx (\tau + \lambda)^{-1/2} I
               + U \left( (\Lambda + \lambda)^{-1/2} - (\tau + \lambda)^{-1/2} \right) U^\top
     """
-    size, rank = spectrum.vectors.shape[-2:]
-    level = (((trace - spectrum.values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
-    weights = (spectrum.values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
-    weights = torch.where(spectrum.values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
+    size, rank = vectors.shape[-2:]
+    level = (((trace - values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
+    weights = (values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
+    weights = torch.where(values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
     finite, *first = host.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
         raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
-    return LowRank(level if level.numel() > 1 else first[0], spectrum.vectors, weights)
+    return LowRank(level if level.numel() > 1 else first[0], vectors, weights)

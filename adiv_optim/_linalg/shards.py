@@ -1,10 +1,11 @@
-"""The part of a sharded tensor that this process holds, and sums over the processes that hold the rest."""
+"""Where tensors are: in which memory, and the part of a sharded one that this process holds, with sums over all."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
+from torch.nn import Parameter
 
 #: A torch.distributed.ProcessGroup, which a torch built without distributed does not know; None is the default one.
 Group = Any
@@ -18,6 +19,21 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, gathered from every process that holds a part of it."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def addresses(parameters: Iterable[Parameter]) -> list[tuple[int, int, torch.Size, bool]]:
+    """For each parameter its id, where its memory begins, its shape and whether it trains: equal until one changes."""
+    return [(id(p), address(p), p.shape, p.requires_grad) for p in parameters]
+
+
+def address(parameter: Parameter) -> int:
+    """Where its memory begins; 0 of what has no memory of its own, as on the meta device. Every step asks for it."""
+    part: torch.Tensor = parameter
+    if type(part) is not Parameter:  # to_local() would take longer than all else that is asked
+        part = getattr(parameter, "_local_tensor", parameter)
+        if type(part) not in (torch.Tensor, Parameter):
+            return 0
+    return part.data_ptr() if part.layout is torch.strided else 0
 
 
 class Cut(NamedTuple):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .._linalg.shards import local
+from .._linalg.shards import address, local
 from .layers import Corrected, plain_type
 
 #: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
@@ -82,11 +82,6 @@ def no_such_module(argument: str, entry: object, paths: Collection[str]) -> Valu
     return ValueError(f"{argument} names {entry!r}, which the model does not have; its modules are {there}.")
 
 
-def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, torch.Size, bool]]:
-    """List each parameter's id, where its memory begins, its shape and whether it trains, to compare later."""
-    return [(id(p), _address(p), p.shape, p.requires_grad) for p in parameters]
-
-
 def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
     """By its id, each parameter that may have an element in common with another one, and why its step is plain.
 
@@ -95,7 +90,7 @@ def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
     """
     spans: list[tuple[torch.device, int, int, str]] = []
     for name, parameter in parameters.items():
-        if start := _address(parameter):
+        if start := address(parameter):
             part = local(parameter)
             last = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
             spans.append((part.device, start, start + (last + 1) * part.element_size(), name))
@@ -110,16 +105,6 @@ def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
         if span[0] != farthest[0] or span[2] > farthest[2]:
             farthest = span
     return reasons
-
-
-def _address(parameter: nn.Parameter) -> int:
-    """Return where a parameter's memory begins; 0 where it has none, as on the meta device. Every step asks for it."""
-    part: torch.Tensor = parameter
-    if type(part) is not nn.Parameter:  # to_local() would take longer than all else that is asked
-        part = getattr(parameter, "_local_tensor", parameter)
-        if type(part) not in (torch.Tensor, nn.Parameter):
-            return 0
-    return part.data_ptr() if part.layout is torch.strided else 0
 
 
 def refuse_lazy(where: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:

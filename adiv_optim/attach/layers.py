@@ -15,7 +15,7 @@ from .._torch import plain_tensor
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
-from .rows import steps_of
+from .rows import as_matrices, steps_of
 
 
 class Corrected:
@@ -168,21 +168,9 @@ class Layout(NamedTuple):
         """How many features a row of the layer has, as far as this process holds them."""
         return len(weight) if self.transposed else weight.shape[1:].numel()
 
-    def stacked(self, part: Tensor, count: int = 1) -> Tensor:
-        """A weight as (count × groups, outputs, features), a bias as (count × groups, outputs, 1).
-
-        Of several such parts in one tensor the first dimension counts them. A view, where the memory allows one.
-        """
-        shape = part.shape[count > 1 :]
-        if len(shape) == 2 and self.transposed:
-            return part.mT if count > 1 else part.mT[None]
-        return part.reshape(count * self.groups, shape[0] // self.groups, shape[1:].numel())
-
-    def unstacked(self, matrices: Tensor, shape: tuple[int, ...], count: int = 1) -> Tensor:
-        """The inverse of `stacked`: each part in a shape; the dtype stays."""
-        if len(shape) == 2 and self.transposed:
-            matrices = matrices.mT
-        return matrices.reshape((count, *shape) if count > 1 else shape)
+    def stacked(self, part: Tensor) -> Tensor:
+        """A weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `rows.as_matrices`."""
+        return as_matrices(part, self.transposed, self.groups)
 
 
 def plain_type(module: nn.Module) -> type:

@@ -1,4 +1,4 @@
-"""From a layer and its input to the rows that its weight multiplies."""
+"""From a layer and its input to the rows that its weight multiplies, and from the weight to the matrix that does."""
 
 import math
 from typing import Any
@@ -36,11 +36,6 @@ def patches_of(layer: Any, input: Tensor) -> Patches:
         return Patches(_as_rows(input), (), Geometry((), (), (), 1))
     input, steps = steps_of(layer, input)
     return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, steps)
-
-
-def reads_patches(layer: Any) -> bool:
-    """Whether the rows depend on the layer, and not on its input alone."""
-    return isinstance(layer, _ConvNd) or hasattr(layer, "input_rows")
 
 
 def rows_of(
@@ -99,3 +94,22 @@ def _mapped(name: str, tensor: str) -> RuntimeError:
         f"{name}: vmap maps over {tensor}, so that the rows of its layer cannot be told; detach() the optimizer first, "
         "or call the model without vmap."
     )
+
+
+def as_matrices(part: Tensor, transposed: bool, groups: int, count: int = 1) -> Tensor:
+    """A weight as (count × groups, outputs, features), a bias as (count × groups, outputs, 1).
+
+    Of several such parts in one tensor the first dimension counts them. A view, where the memory allows one. For
+    `transposed` and `groups` see `Layout`.
+    """
+    shape = part.shape[count > 1 :]
+    if len(shape) == 2 and transposed:
+        return part.mT if count > 1 else part.mT[None]
+    return part.reshape(count * groups, shape[0] // groups, shape[1:].numel())
+
+
+def from_matrices(matrices: Tensor, transposed: bool, shape: tuple[int, ...], count: int = 1) -> Tensor:
+    """The inverse of `as_matrices`: each part in a shape; the dtype stays."""
+    if len(shape) == 2 and transposed:
+        matrices = matrices.mT
+    return matrices.reshape((count, *shape) if count > 1 else shape)

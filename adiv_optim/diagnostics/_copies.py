@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from .._linalg import host
+from .._linalg.host import without_autocast
 from ..attach import detach
 from ..attach.layers import Corrected
-from ..functional.shared import without_autocast
 from ..jacobian.modules import same_randomness
 from ..jacobian.recorder import Pass, differentiate
 from ..optim import OptimizerWrapper

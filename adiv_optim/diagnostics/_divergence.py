@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
+from .._linalg.host import without_autocast
 from .._linalg.limits import check_count
 from ..attach import attach
 from ..attach.checks import refuse_attached
 from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
-from ..functional.shared import without_autocast
 from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
 from ..jacobian.recorder import Call
 from ..optim import OptimizerWrapper

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from .._linalg.host import without_autocast
 from ..corrections import Correction, check_correction
 from .conv_rows import ConvRows, plain_backward
 from .patches import Geometry, Patches
@@ -17,7 +18,6 @@ from .shared import (
     label_for,
     once_only,
     trains,
-    without_autocast,
 )
 
 #: Stride, padding, dilation and groups, as torch's functions take them.

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from .._linalg.grams import gram_of
+from .._linalg.host import without_autocast
 from ..corrections import Correction, Solve, check_correction
 from .shared import (
     apply,
@@ -20,7 +22,6 @@ from .shared import (
     once_only,
     squared_norm,
     trains,
-    without_autocast,
 )
 
 
@@ -183,28 +184,6 @@ class LinearRows(Trained):
     def with_grad_rows(self, grad_rows: Tensor) -> "LinearRows":
         """The same rows with other output gradients."""
         return replace(self, grad_rows=grad_rows)
-
-
-def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
-    """[left]ᵀ[right] of blocks of columns, block by block: joining the blocks first would copy X."""
-    return _joined([_joined([_product(a, b) for b in right], -1) for a in left], -2)
-
-
-def _joined(parts: list[Tensor], dim: int) -> Tensor:
-    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]  # torch.cat copies a single one
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ @ right, summed over runs of rows first: a product may lose as many units of rounding as there are rows."""
-    # The sums of the runs take a sixteenth of the larger argument at most.
-    run = max(64, 16 * min(left.shape[-1], right.shape[-1]))
-    runs = left.shape[-2] // run
-    if runs < 2:
-        return left.mT @ right
-    whole = runs * run
-    a, b = (tensor[..., :whole, :].unflatten(-2, (runs, run)) for tensor in (left, right))
-    product = (a.mT @ b).sum(-3)
-    return product + left[..., whole:, :].mT @ right[..., whole:, :] if whole < left.shape[-2] else product
 
 
 def summed(terms: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:

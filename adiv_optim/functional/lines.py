@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .linears import gram_of, summed
+from .._linalg.grams import gram_of
+from .linears import summed
 from .patches import Geometry, Patches, padded
 
 #: Multiplications in the time that two places of the kernel take beside their product: some 10 µs of one core.

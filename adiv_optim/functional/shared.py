@@ -1,15 +1,11 @@
 """Helpers that the linear and the convolutional Functions share."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-
-#: One for all calls: to make it costs a small layer something.
-_NO_CONTEXT = nullcontext()
 
 #: A temporary of a tensor's size is built in this many slices at most,
 SLICES = 8
@@ -111,31 +107,10 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]
     )
 
 
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context that autocast does not reach into; it knows no meta device.
-
-    The backward pass needs it too: torch.compile traces that under the autocast of the forward pass.
-    """
-    reached = device != "meta" and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if reached else _NO_CONTEXT
-
-
 def label_for(name: str, function: str) -> str:
     """The start of messages in the backward pass: the layer's label, or the function's name under torch.compile."""
     # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     return function if torch.compiler.is_compiling() else name
-
-
-def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
-    """Raise while a CUDA graph, or an XPU's, is being captured: a replay would not do what Python does."""
-    if tensor.is_cpu or torch.compiler.is_compiling():
-        return
-    capturing = getattr(getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None)
-    if capturing is not None and capturing():
-        raise RuntimeError(
-            f"{name} {does}, which the replay of a CUDA graph would not; run this part eagerly, or use a correction "
-            "without memory."
-        )
 
 
 def check_real(name: str, input: Tensor) -> None:

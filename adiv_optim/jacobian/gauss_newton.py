@@ -97,7 +97,7 @@ class GaussNewton(Optimizer):
         ...     return model(x)
         >>> points, ends = 3.14159265 * torch.rand(32, 1).double(), torch.tensor([[0.0], [3.14159265]]).double()
         >>> optimizer = GaussNewton(network)
-        >>> for _ in range(60):
+        >>> for _ in range(100):
         ...     loss = optimizer.step([(inside, points), (at_the_ends, ends)])
         >>> (network(points) - torch.sin(points)).abs().max().item() < 1e-4
         True

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch.optim import LBFGS, Optimizer
 
-from .wrapper import OptimizerWrapper, without_global_hooks
+from .wrapper import OptimizerWrapper
 
 
 class ChainedState(MutableMapping[Any, Any]):
     """The states of several optimizers as one mapping, to read and to write.
 
     An entry lives in the optimizer that has it, or whose groups hold its parameter: put the parameter into its group
-    before its state is set. As with torch's own, reading `state[p]` of a parameter without one makes an empty one.
+    before its state is set.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -34,6 +34,8 @@ class ChainedState(MutableMapping[Any, Any]):
         )
 
     def __getitem__(self, key: Any) -> Any:
+        if key not in self:  # torch's own would make an entry
+            raise KeyError(key)
         return self._of(key)[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -53,23 +55,6 @@ class ChainedState(MutableMapping[Any, Any]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)!r})"
-
-    # Those of MutableMapping ask by self[key], which would make an entry.
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Return an entry, or the default."""
-        return self[key] if key in self else default  # noqa: SIM401
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        """Remove an entry and return it."""
-        if key in self:
-            return self._of(key).pop(key)
-        if default:
-            return default[0]
-        raise KeyError(key)
-
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return an entry, and the default as a new one if there is none."""
-        return self._of(key).setdefault(key, default)
 
 
 class ChainedOptimizer(Optimizer):
@@ -181,9 +166,8 @@ class ChainedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with without_global_hooks():  # which run around the whole step
-            for optimizer in self.optimizers:
-                optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

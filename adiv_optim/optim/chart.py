@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from .._linalg.roots import Factor
 from ..attach.coverage import Coverage
 from .layer_inputs import LayerInputs
 from .step import Rescale, Stack
@@ -14,7 +15,7 @@ class Chart(NamedTuple):
     """The variables that an optimizer steps in, by functions without a memory.
 
     Args:
-        factors: covariances → R of each, block by block, or the NoRootError of each that has none.
+        factors: covariance → R, block by block, or a NoRootError.
         treatment: (covariance, R or None) → in words, how a layer is treated.
         metrics: layers → numbers for a logger.
         rescale: (norms of steps, their norms mapped back) → the factors of the steps; None is 1.
@@ -23,7 +24,7 @@ class Chart(NamedTuple):
         holds: whether W' and not W is kept where R, a number, is measured anew.
     """
 
-    factors: Callable[[Sequence[Any]], list[Any]]
+    factors: Callable[[Any], Sequence[Factor]]
     treatment: Callable[[Any, Any], str]
     metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
     rescale: Rescale | None = None
@@ -42,8 +43,8 @@ class Watching(Protocol):
     def layers(self) -> Sequence[LayerInputs]:
         """The layers whose forward passes are watched."""
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Look at the parameters of the optimizer, by its groups, if they have changed."""
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+        """Look at the parameters of the optimizer, by its groups, if they have changed; say whether."""
 
     def stacks(self) -> Sequence[Stack]:
         """Measure if that is due, and return this step's stacks; other parameters take the plain step."""

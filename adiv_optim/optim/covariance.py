@@ -1,27 +1,31 @@
 """Second moments of the rows that a layer reads: sums with the factor decay^age, and what they tell.
 
-None is changed in place: layers that read the same have the very same object, and a checkpoint may have its tensors.
+None is changed in place: stacks have the old ones, and a checkpoint may have their tensors.
 """
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from .._linalg import host
-from .._linalg.roots import LowRank, Spectrum, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
+from .._linalg.grams import gram_of, joined, strips_of
+from .._linalg.roots import LowRank, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
 from .._linalg.shards import local
-from .._linalg.strips import joined, strips_of
 from ..attach.layers import Layout
-from ..functional.linears import gram_of
-from ..functional.lines import costs, lines_pay, sums_by_lines
+from ..functional.lines import lines_pay, sums_by_lines
 from ..functional.patches import Patches
 
 #: Sums over some rows, one tensor for each part of what is remembered that rows are added to.
 Sums = list[Tensor]
+
+
+def added(sums: Sums | None, more: Sums) -> Sums:
+    """Return the totals of two sums, or of one and none, made anew."""
+    return [*more] if sums is None else [a + b for a, b in zip(sums, more, strict=True)]
 
 
 class MeanSquare:
@@ -35,8 +39,6 @@ class MeanSquare:
     def __init__(self, module: nn.Module, with_bias: bool = False) -> None:
         weight, layout = local(module.get_parameter("weight")), Layout.of(module)
         self.groups, self.features = layout.groups, layout.features(weight)
-        #: Equal for layers that make the same sums of one input.
-        self.key: tuple[Any, ...] = (type(self), self.groups * self.features)
         #: What is remembered, and how many rows it is of, counted likewise.
         self.memory, self.rows = self._zeros(weight.device, host.wide(weight)), 0.0
 
@@ -60,10 +62,6 @@ class MeanSquare:
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
         yield [norms.sum().view(1)], norms[:, 0].numel()
 
-    def work(self, patches: Patches) -> float:
-        """The multiplications in whose time a call is summed."""
-        return float(patches.input.numel())
-
     def updated(self, sums: Sums, rows: int, decay: float) -> Self:
         """Let sums of so many rows in, and older ones fade.
 
@@ -77,12 +75,6 @@ class MeanSquare:
         other = copy.copy(self)
         other.memory, other.rows = memory, rows
         return other
-
-    def equals(self, other: "MeanSquare") -> bool:
-        """Whether another one remembers the same."""
-        places = {(tensor.device, tensor.dtype) for tensor in (*self.memory, *other.memory)}
-        same_kind = self.key == other.key and self.rows == other.rows and len(places) == 1
-        return same_kind and all(map(torch.equal, self.memory, other.memory))
 
     def level(self) -> Tensor:
         """The mean square of an entry, (1,)."""
@@ -116,7 +108,6 @@ class Covariance(MeanSquare):
         self.sizes = [block.stop - block.start for block in self.blocks]
         self.sizes[-1] += with_bias
         super().__init__(module)
-        self.key = (type(self), self.groups, *self.sizes, with_bias, max_rows)
 
     def __str__(self) -> str:
         """Say how many columns are told apart."""
@@ -129,19 +120,12 @@ class Covariance(MeanSquare):
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, step)
-        if self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
+        if patches.kernel and self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
             number = len(patches.input) * patches.positions
             yield self._products_of_lines(patches, dtype, bias_entry, number), number
             return
         for rows in (part.unfold() for part in patches.slices(dtype)):
             yield self._products(rows, bias_entry), rows.shape[1]
-
-    def work(self, patches: Patches) -> float:
-        """The multiplications in whose time a call is summed, and the blocks of A are factorised."""
-        patches = patches if self.max_rows is None else patches.spread(self.max_rows, 0)
-        by_lines, unfolded = costs(patches)
-        sums = min(by_lines, unfolded) if len(self.sizes) == 1 else unfolded / len(self.sizes)
-        return sums + self.groups * sum(size**3 for size in self.sizes)
 
     def _products_of_lines(self, patches: Patches, dtype: torch.dtype, bias_entry: int, number: int) -> Sums:
         gram, total = sums_by_lines(patches, dtype)
@@ -218,7 +202,6 @@ class LowRankCovariance(Covariance):
     ) -> None:
         self.rank = rank
         super().__init__(module, with_bias, max_dim, max_rows)
-        self.key = (*self.key, rank)
 
     @property
     def _bases(self) -> list[Tensor]:
@@ -230,10 +213,6 @@ class LowRankCovariance(Covariance):
 
     def traces(self) -> list[Tensor]:
         return self.memory[2::3]
-
-    def work(self, patches: Patches) -> float:
-        rows = self.groups * len(patches.input) * patches.positions
-        return 4.0 * rows * self.size * self.rank
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         """U is orthonormal columns by chance, the same on all processes."""
@@ -273,25 +252,23 @@ class LowRankCovariance(Covariance):
     def extremes(self) -> Tensor:
         """Of what is used in the place of A: all eigenvalues but the leading ones are their mean."""
         ends = []
-        for (trace, (values, _)), size in zip(self.spectra(), self.sizes, strict=True):
+        for (trace, values, _), size in zip(self.spectra(), self.sizes, strict=True):
             rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)
             ends.append(torch.stack([torch.minimum(rest, values.amin(-1)), torch.maximum(rest, values.amax(-1))]))
         return torch.stack(ends, 1)
 
-    def spectra(self) -> list[tuple[Tensor, Spectrum]]:
-        """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
+    def spectra(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors, ascending."""
         return [
             # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
-            (trace / self.rows, Spectrum((basis * sketch).sum(-2) / self.rows, basis))
+            (trace / self.rows, (basis * sketch).sum(-2) / self.rows, basis)
             for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True)
         ]
 
     def inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[Whole] | list[LowRank]:
         return [
-            low_rank_inverse_root(
-                trace / scale, spectrum._replace(values=spectrum.values / scale[..., None]), ridge / scale
-            )
-            for trace, spectrum in self.spectra()
+            low_rank_inverse_root(trace / scale, values / scale[..., None], vectors, ridge / scale)
+            for trace, values, vectors in self.spectra()
         ]
 
 

@@ -1,28 +1,14 @@
-"""The decay of weights in an optimizer's step, and whether the step reads the weights otherwise."""
+"""The optimizer inside: what its step reads of the weights, and how it decays them."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from .probe import KNOWN, decoupled_decay, kind_of
-
-#: How the decay of a kind of parameters acts, as `decoupled_decay` has measured it.
-Kinds = dict[Any, Callable[[Any, float], Any] | None]
-
-
-class Decay(NamedTuple):
-    """The decay of a weight: its factor, and whether the step reads the weight otherwise."""
-
-    factor: float
-    is_read: bool = False
-
-
-#: By the ids of weights, the decay of each.
-Decays = Mapping[int, Decay]
-#: The decay of a weight that none is known of.
-UNKNOWN = Decay(1.0, is_read=True)
+#: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
+KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
+KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
@@ -49,45 +35,33 @@ def has_zero_lr(group: Mapping[str, Any]) -> bool:
     return rate is not None and not (isinstance(rate, Tensor) and rate.device.type != "cpu") and float(rate) == 0
 
 
-def decay_factors(optimizer: Optimizer, kinds: Kinds | None = None) -> dict[int, Decay]:
-    r"""Find for weights, by their ids, the factor c of a step :math:`w \leftarrow c w + \Delta`.
+def decay_factors(optimizer: Optimizer) -> dict[int, float]:
+    r"""Return by the ids of weights the factor c of a step :math:`w \leftarrow c w + \Delta` whose Δ is free of w.
 
-    It is 1 without weight decay, and where that is decoupled mostly 1 − ηλ. Weights of which it is not known are left
-    out: the decay is part of the gradient, the learning rate is on a device to be waited for, or the step has been
-    replaced. Δ is free of w, but for optimizers that are not torch's own or are known to read it: see `Decay`. `kinds`
-    has how decays act, as far as it has been measured; more of it is added.
+    It is 1 without weight decay, and 1 − ηλ where that is decoupled. Left out are weights that the step may read
+    otherwise: of optimizers that are not torch's own, of a decay that is part of the gradient, of a learning rate on a
+    device to be waited for, and of a step that has been replaced.
 
     Example:
         >>> import torch
         >>> weight = torch.nn.Parameter(torch.ones(2))
         >>> list(decay_factors(torch.optim.AdamW([weight], lr=0.1, weight_decay=0.5)).values())
-        [Decay(factor=0.95, is_read=False)]
+        [0.95]
         >>> decay_factors(torch.optim.SGD([weight], lr=0.1, weight_decay=0.5))
         {}
     """
-    every, kinds = optimizers_in(optimizer), {} if kinds is None else kinds
+    every = optimizers_in(optimizer)
     if not all(map(_steps_as_its_type, every)):
         return {}
-    factors: dict[int, Decay] = {}
+    factors: dict[int, float] = {}
     for each in every:
-        if "takes_step_of" in vars(type(each)):
-            continue
-        is_read = type(each) not in KNOWN
-        for group in each.param_groups:
-            rate, decay, parameters = group.get("lr"), group.get("weight_decay", 0.0), group["params"]
-            if isinstance(decay, Tensor):
-                continue
-            if not decay:
-                factors |= dict.fromkeys(map(id, parameters), Decay(1.0, is_read))
-            elif not isinstance(rate, Tensor) or rate.device.type == "cpu":
-                kind = id(each), *kind_of(group)
-                for ndim, like in {p.ndim: p for p in parameters}.items():
-                    key = ndim, kind
-                    if key not in kinds:
-                        kinds[key] = decoupled_decay(each, group, like)
-                    if factor := kinds[key]:
-                        same = [id(p) for p in parameters if p.ndim == ndim]
-                        factors |= dict.fromkeys(same, Decay(float(factor(rate, decay)), is_read))
+        for group in each.param_groups if type(each) in KNOWN else ():
+            rate, decay = group["lr"], group.get("weight_decay", 0.0)
+            is_decoupled = isinstance(each, (optim.AdamW, optim.Muon)) or group.get("decoupled_weight_decay")
+            if decay == 0:
+                factors |= dict.fromkeys(map(id, group["params"]), 1.0)
+            elif is_decoupled and (not isinstance(rate, Tensor) or rate.device.type == "cpu"):
+                factors |= dict.fromkeys(map(id, group["params"]), float(1 - rate * decay))
     return factors
 
 

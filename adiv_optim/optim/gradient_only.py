@@ -11,7 +11,6 @@ from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from ..attach.layers import Corrected
 from ..attach.reports import OUTSIDE, report
 from ..corrections import Correction
-from .probe import refuse_unsuitable
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 
@@ -37,7 +36,7 @@ class GradientOnly(OptimizerWrapper):
         strict: refuse a model with trainable parameters that would not be corrected; see `attach`.
 
     Raises:
-        TypeError: not an optimizer, LBFGS or one that differentiates gradients, or not a correction.
+        TypeError: not an optimizer, LBFGS, or not a correction.
         ValueError: the optimizer holds no parameter of the model, or `attach` finds fault with it.
 
     Example:
@@ -74,7 +73,6 @@ class GradientOnly(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
-        refuse_unsuitable("GradientOnly", optimizer, maps_weights=False)
         skip = skip if isinstance(skip, str) else tuple(skip)  # attach refuses a string
         self.model = attach(model, correction, skip=skip, strict=strict)
         self._later = {"correction": correction, "skip": skip, "strict": strict}

@@ -18,10 +18,10 @@ from .layer_inputs import LayerInputs
 from .mapped import Mapped
 
 
-def scales(covariances: Sequence[MeanSquare], floor: float) -> list[list[Scales]]:
-    """Return 1 / max(floor, r) of each, with one wait for the device for all of them."""
-    sizes = host.read(*(each.level().sqrt() for each in covariances))
-    return [[Scales([1 / max(floor, size)])] for size in sizes]
+def scales(covariance: MeanSquare, floor: float) -> list[Scales]:
+    """Return 1 / max(floor, r)."""
+    (size,) = host.read(covariance.level().sqrt())
+    return [Scales([1 / max(floor, size)])]
 
 
 def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:
@@ -66,7 +66,7 @@ class InputScaled(Mapped):
         every, decay, process_group, skip: as for `Whitened`.
         floor: the least s. At 1 steps are never made larger; below it, those of layers that read small inputs are.
         hold: keep W' and not W when s is measured anew, so that a layer whose inputs grow has its weight shrunk by as
-            much. What the network computes then moves a little at each measurement.
+            much, with the next step at a learning rate that is not 0. What the network computes then moves a little.
 
     Raises:
         TypeError, ValueError: as `Whitened`.
@@ -108,6 +108,4 @@ class InputScaled(Mapped):
         settings = {
             "every": every, "decay": decay, "floor": floor, "hold": hold, "process_group": process_group, "skip": skip
         }  # fmt: skip
-        super().__init__(
-            optimizer, model, watch_inputs("InputScaled", optimizer, chart, MeanSquare, settings), settings
-        )
+        super().__init__(optimizer, model, watch_inputs("InputScaled", chart, MeanSquare, settings), settings)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg.host import refuse_capture, without_autocast
 from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import report, without_frozen_or_skipped
-from ..functional.shared import refuse_capture, without_autocast
 from .chart import Watching
-from .decay import Kinds, decay_factors, has_step_hooks, has_zero_lr
-from .probe import refuse_unsuitable
+from .decay import decay_factors, has_step_hooks, has_zero_lr
+from .refusals import refuse_kept_weights, refuse_within, unknown_parameters
 from .step import take_step
 from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
@@ -46,9 +46,9 @@ class Mapped(OptimizerWrapper):
         settings: what the wrapper was built with, as its repr shows it.
 
     Raises:
-        TypeError: not an optimizer, LBFGS, or one that differentiates gradients.
-        ValueError: the optimizer holds no parameter of the model, holds another optimizer, keeps weights that its
-            steps depend on, or is such a wrapper itself.
+        TypeError: not an optimizer, or LBFGS.
+        ValueError: the optimizer holds no parameter of the model, holds another optimizer, has weights in its state, at
+            the first step at the latest, or is such a wrapper itself.
     """
 
     #: How the names of what it remembers begin.
@@ -63,8 +63,6 @@ class Mapped(OptimizerWrapper):
     model: nn.Module
     #: What is measured; None once this is detached.
     watch: Watching | None = None
-    #: How the decays of the inner optimizer's groups act, as `decay_factors` has measured.
-    _kinds: Kinds | None = None
 
     def __init__(
         self, optimizer: Optimizer, model: nn.Module, watch: Callable[[nn.Module], Watching], settings: dict[str, Any]
@@ -72,9 +70,10 @@ class Mapped(OptimizerWrapper):
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, model)
-        _refuse_within(name, optimizer)
+        refuse_within(name, optimizer, Mapped)
         self.model, self._settings = unwrapped(model), settings
-        refuse_unsuitable(name, optimizer, self.moves_weights)
+        if self.moves_weights:
+            refuse_kept_weights(name, optimizer, {})
         self.watch = watch(self.model)
         self.watch.find(self._parameters())
         self._warn_of_little()
@@ -113,7 +112,7 @@ class Mapped(OptimizerWrapper):
             return
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
-        reason = self._why_lost(self.model)
+        reason = self._why_lost(self.model, self.watch.find(self._parameters()))
         with without_autocast(first.device.type):  # it would round the products
             try:
                 half_frozen = self._mapped_step(self.watch, step)
@@ -126,22 +125,25 @@ class Mapped(OptimizerWrapper):
 
     def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
         """Step, and say why not every layer was treated, or ""."""
-        watch.find(self._parameters())
-        rates: dict[int, tuple[bool, Any]] = {}
-        for group in self.param_groups:
-            rates |= dict.fromkeys(map(id, group["params"]), (has_zero_lr(group), group.get("lr")))
+        at_rest = {id(p): has_zero_lr(group) for group in self.param_groups for p in group["params"]}
         stacks, reason = [], ""
         for stack in watch.stacks():
-            if any(id(p) not in rates for p in stack.parameters):
+            zero_lr = {at_rest.get(id(p)) for p in stack.parameters}
+            if None in zero_lr:
                 continue  # a model may have several optimizers
-            if len({rates[id(p)][0] for p in stack.parameters}) == 1 or not stack.moves_weights:
-                stack.lr = rates[id(stack.parameters[0])][1]
+            if len(zero_lr) == 1 or not stack.moves_weights:
+                stack.has_zero_lr = zero_lr == {True}
                 stacks.append(stack)
             else:
                 reason = _HALF_FROZEN
-        self._kinds = self._kinds or {}
-        take_step(stacks, step, decay_factors(self.inner, self._kinds), has_step_hooks(self.inner), watch.shards())
+        first = partial(self._first_step, step) if self._steps == 1 and self.moves_weights else step
+        take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner), watch.shards())
         return reason
+
+    def _first_step(self, step: Callable[[], Any]) -> None:
+        before = unknown_parameters(self.inner)
+        step()
+        refuse_kept_weights(type(self).__name__, self.inner, before)
 
     def _refuse_meta(self, error: NotImplementedError) -> None:
         if any(p.is_meta for group in self.param_groups for p in group["params"]):
@@ -199,13 +201,11 @@ class Mapped(OptimizerWrapper):
         Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
         One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
         """
-        remembered, state = self._remembered(), self.inner.state
+        remembered, every = self._remembered(), [p for group in self._parameters() for p in group]
         if self.watch is None or not remembered:
             return {}
-        shown = []
-        for group in self._parameters():
-            with_state = [p for p in group if state.get(p)]
-            shown += with_state if with_state or not self.watch.steps else group
+        with_state = [p for p in every if self.inner.state.get(p)]
+        shown = with_state if with_state or not self.watch.steps else every
         return {p: self._named(remembered.get(p, {})) for p in shown}
 
     def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,28 +270,3 @@ class Mapped(OptimizerWrapper):
                 saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
                 raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
         check_like(saved, wanted, place, _REMEDY)
-
-
-def _refuse_within(name: str, optimizer: Optimizer) -> None:
-    """Raise a ValueError where another wrapper inside maps weights, or another optimizer inside has a state."""
-    within = optimizer
-    while isinstance(within, OptimizerWrapper):
-        if isinstance(within, Mapped):
-            raise ValueError(
-                f"{name} around {type(within).__name__}: the outer one would change what the inner one measures; "
-                "choose one."
-            )
-        within = within.inner
-    if type(within).__name__ == "ZeroRedundancyOptimizer":
-        raise ValueError(
-            f"{name} around ZeroRedundancyOptimizer: from outside its weight decay cannot be told from its step, "
-            "and inside each process would measure other layers. Shard weights and state by "
-            f"torch.distributed.fsdp.fully_shard, and wrap any optimizer in {name}."
-        )
-    inside = next((type(value).__name__ for value in vars(within).values() if isinstance(value, Optimizer)), None)
-    if inside:  # a chain has its optimizers in a tuple
-        around = type(within).__name__
-        raise ValueError(
-            f"{name} around {around}, which holds an optimizer itself: it would mix weights of one step's variables "
-            f"with those of another's. Write {around}({name}({inside}(…), model), …)."
-        )

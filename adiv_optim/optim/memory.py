@@ -17,13 +17,9 @@ from .layer_inputs import LayerInputs
 def remembered_by(layers: Sequence[LayerInputs]) -> dict[Tensor, dict[str, Any]]:
     """Return by weight what a checkpoint has: averages alone, since factors follow from them."""
     every: dict[Tensor, dict[str, Any]] = {}
-    seen = set[int]()
     for layer in layers:
         covariance, weight = layer.covariance, layer.weight
-        alone = id(covariance) not in seen
-        seen.add(id(covariance))
-        memory = {f"{n}": t if alone else t.clone() for n, t in enumerate(covariance.memory)}
-        every[weight] = {**memory, "rows": covariance.rows}
+        every[weight] = {**{f"{n}": tensor for n, tensor in enumerate(covariance.memory)}, "rows": covariance.rows}
         if type(covariance) is MeanSquare:  # a scale of 0 is none yet
             dtype = host.widest(weight.device)
             every[weight]["last"] = torch.tensor([layer.held_scale], dtype=dtype, device=weight.device)
@@ -31,10 +27,7 @@ def remembered_by(layers: Sequence[LayerInputs]) -> dict[Tensor, dict[str, Any]]
 
 
 def load(layers: Sequence[LayerInputs], chart: Chart, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Take averages from a checkpoint, or begin anew where it has none, and factorise them.
-
-    Layers that have had one average have one again.
-    """
+    """Take averages from a checkpoint, or begin anew where it has none, and factorise them."""
     for layer in layers:
         layer.forget()
         layer.factors, layer.failures, layer.spoiled = None, 0, 0
@@ -43,31 +36,23 @@ def load(layers: Sequence[LayerInputs], chart: Chart, remembered: Mapping[Tensor
         memory = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.memory)]
         layer.covariance = new.with_memory(memory, entries.get("rows", 0.0))
         layer.held_scale = float(entries.get("last", 0.0))
-    seen = [layer for layer in layers if layer.covariance.rows]
-    totals = host.read(*(layer.covariance.memory[0].sum() for layer in seen))
-    firsts: dict[Any, LayerInputs] = {}
-    for layer, total in zip(seen, totals, strict=True):
-        first = firsts.setdefault((layer.covariance.key, layer.covariance.rows, total), layer)
-        if first is not layer and layer.covariance.equals(first.covariance):
-            layer.covariance, layer.factors, layer.failures = first.covariance, first.factors, first.failures
-            continue
-        (factors,) = chart.factors([layer.covariance])
-        layer.failures = int(isinstance(factors, NoRootError))
-        layer.factors = None if layer.failures else factors
+        if layer.covariance.rows:
+            try:
+                layer.factors = [*chart.factors(layer.covariance)]
+            except NoRootError:
+                layer.failures = 1
 
 
 def coverage_of(model: nn.Module, layers: Sequence[LayerInputs], plain: Mapping[str, str], chart: Chart) -> Coverage:
     """Say of every parameter that was looked at how it is treated, or why it is not."""
     treated: dict[str, str] = {}
     never_seen: dict[str, str] = {}
-    skipped, firsts = dict(plain), dict[int, str]()
+    skipped = dict(plain)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for layer in layers:
         why = UNCALLED * _is_uncalled(layer) if layer.weight.requires_grad else "frozen"
-        why = why or "parametrized" * layer.is_computed
         said = skipped if why else never_seen if layer.factors is None else treated
-        first = firsts.setdefault(id(layer.covariance), layer.name)
-        how = why or f"{chart.treatment(layer.covariance, layer.factors)}{_remark(layer, first)}"
+        how = why or f"{chart.treatment(layer.covariance, layer.factors)}{_remark(layer)}"
         verb = "" if layer.factors is None else f"{how.partition(',')[0]}, "
         for place, parameter in enumerate(layer.parameters):
             if name := names.get(id(parameter)):  # another one may have taken its place
@@ -95,7 +80,6 @@ def _is_uncalled(layer: LayerInputs) -> bool:
     return layer.missed >= 2 and not layer.called and layer.factors is None and layer.has_gradient()
 
 
-def _remark(layer: LayerInputs, first: str) -> str:
-    words = "" if first == layer.name else f", one average with {first}"
-    words += f", {layer.failures} factorisations failed" if layer.failures else ""
+def _remark(layer: LayerInputs) -> str:
+    words = f", {layer.failures} factorisations failed" if layer.failures else ""
     return words + (f", rows dropped {layer.spoiled} times: their squares held NaN or inf" if layer.spoiled else "")

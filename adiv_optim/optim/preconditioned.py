@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, Whole, damped_inverse, of_each
+from .._linalg.roots import Factor, Whole, damped_inverse
 from ..attach.checks import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .chart import Chart
@@ -83,7 +83,7 @@ class Preconditioned(Mapped):
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
         chart = Chart(
-            partial(of_each, inverses, damping=damping),
+            partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
             partial(covariance_metrics, damping=damping),
             moves_weights=False,
@@ -93,4 +93,4 @@ class Preconditioned(Mapped):
             "damping": damping, "decay": decay, "every": every, "max_dim": max_dim, "max_rows": max_rows,
             "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Preconditioned", optimizer, chart, make, settings), settings)
+        super().__init__(optimizer, model, watch_inputs("Preconditioned", chart, make, settings), settings)

@@ -4,7 +4,7 @@ Every parameter that a matrix multiplies from the right is brought into one cano
 inputs with the first two as one dimension; a stack of one is a view of the parameter.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from .._linalg import host
 from .._linalg.roots import Factor
-from .._linalg.shards import add_up_shards, cut_of, local
+from .._linalg.shards import add_up_shards, local
 from ..attach.layers import Layout
-from .decay import UNKNOWN, Decays
+from ..attach.rows import as_matrices, from_matrices
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ class Stack:
         blocks: the inputs that each factor multiplies; the bias goes with the last of them.
         moves_weights: whether weights and steps are mapped, or the gradients alone.
         rescale: gives the factor of each layer's step from its norms before and after it is mapped back.
-        shrink: the factor of weight and step where anything moves the weight.
+        shrink: the factor of weight and step where the learning rate is not 0.
     """
 
     def __init__(
@@ -53,9 +53,8 @@ class Stack:
         self.moves_weights, self.rescale, self.shrink = moves_weights, rescale, shrink
         self.shapes = [local(parameter).shape for parameter in parameters[: len(parameters) // layers]]
         self.is_entrywise = layout is None
-        #: The learning rate, None where the optimizer finds its own; and whether the last step has shrunk the weight.
-        self.lr: Any = None
-        self.is_read, self.is_shrunk = True, False
+        #: Whether the learning rate is 0, and whether anything may read the weights in the step.
+        self.has_zero_lr, self.is_read = False, True
         self.forget()
 
     def forget(self) -> None:
@@ -68,7 +67,7 @@ class Stack:
         #: Minus the step, mapped back, and its factor, None for 1; the factors of the old weights.
         self.steps: list[Tensor] = []
         self.ratio: Tensor | None = None
-        self.keep: list[float | Tensor] = []
+        self.keep: list[float] = []
         #: Sums over what this process holds, that others with parts of the same weight add theirs to, (sums, layers).
         self.sums: Tensor | None = None
 
@@ -76,17 +75,16 @@ class Stack:
         """Return tensors of the parameters' shapes in the canonical shape; a bias has one column."""
         if self.layout is None:
             return [*parts]
-        if self.layers == 1:
-            return [self.layout.stacked(part) for part in parts]
         kinds = len(self.shapes)
-        return [self.layout.stacked(torch.stack([*parts[kind::kinds]]), self.layers) for kind in range(kinds)]
+        each = parts if self.layers == 1 else [torch.stack([*parts[kind::kinds]]) for kind in range(kinds)]
+        return [as_matrices(part, *self.layout, self.layers) for part in each]
 
     def split(self, joined: Sequence[Tensor]) -> list[Tensor]:
         """Take apart again what `join` has put together."""
         if self.layout is None:
             return [*joined]
         pairs = zip(joined, self.shapes, strict=True)
-        every = [self.layout.unstacked(matrices, shape, self.layers) for matrices, shape in pairs]
+        every = [from_matrices(matrices, self.layout.transposed, shape, self.layers) for matrices, shape in pairs]
         if self.layers == 1:
             return every
         return [part for layer in zip(*(parts.unbind() for parts in every), strict=True) for part in layer]
@@ -105,16 +103,16 @@ class Stack:
     def _local_parameters(self) -> list[Tensor]:
         return [local(parameter).detach() for parameter in self.parameters] if self.moves_weights else []
 
-    def begin(self, decays: Decays, is_read: bool) -> None:
+    def begin(self, decays: Mapping[int, float], is_read: bool) -> None:
         """Keep gradients and weights as they are; for the arguments see `take_step`."""
-        self.gradients, self.is_shrunk = [p.grad for p in self.parameters], False
+        self.gradients = [p.grad for p in self.parameters]
         if not self.moves_weights:
             return
         joined = self.join(self._local_parameters())
         self.old = joined if self.layers > 1 else [w.clone(memory_format=torch.preserve_format) for w in joined]
-        each_decay = [decays.get(id(p), UNKNOWN) for p in self.parameters]
-        self.is_read = is_read or any(decay.is_read for decay in each_decay)
-        self.keep = [decay.factor for decay in each_decay[: len(joined)]]  # layers of one stack are in the same groups
+        self.is_read = is_read or any(id(p) not in decays for p in self.parameters)
+        first_layer = self.parameters[: len(joined)]  # layers of one stack are in the same groups
+        self.keep = [decays.get(id(p), 1.0) for p in first_layer]
 
     def enter(self) -> None:
         """Write parameters and gradients in the new variables: zeros where the optimizer does not read the weights.
@@ -147,11 +145,8 @@ class Stack:
             return
         self.now = self.join(self._local_parameters())
         if self.is_read:
-            for place, (start, now, keep) in enumerate(zip(self.start, self.now, self.keep, strict=True)):
-                if keep != 1:  # known, but not taken in a step that does nothing, as the first of SOAP
-                    self.keep[place] = torch.where((start != now).any(), keep, 1.0).to(start.dtype)
-                    start.mul_(self.keep[place])
-            steps = [start.sub_(now) for start, now in zip(self.start, self.now, strict=True)]
+            every = zip(self.start, self.now, self.keep, strict=True)
+            steps = [(start if keep == 1 else start.mul_(keep)).sub_(now) for start, now, keep in every]
         else:
             steps = [at_least_float32(now) for now in self.now]
             for step in steps:
@@ -161,22 +156,14 @@ class Stack:
         if self.rescale is not None:
             norms = torch.stack(before + self._norms(self.steps)).view(2, len(steps), self.layers, -1)
             self.sums = norms[:, 0, :, 0] if norms.numel() == 2 else torch.linalg.vector_norm(norms, dim=(1, 3))
-        elif self.shrink != 1:
-            self.sums = self._moves()[None, None].to(self.steps[0].dtype)
+        if self.shrink != 1 and not self.has_zero_lr:
+            self.steps = [step.mul_(self.shrink) for step in self.steps]
+            self.keep = [self.shrink * keep for keep in self.keep]
 
     def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return the norms of the parts of a layer, or of each matrix in a stack of several layers."""
         dim = None if self.layers == 1 else (-2, -1)
         return [torch.linalg.vector_norm(part, dim=dim) for part in parts] if self.rescale is not None else []
-
-    def _moves(self) -> Tensor:
-        """Whether a weight moves, or has a gradient and a learning rate, or decays; of a shard the part held here.
-
-        Rounding may leave nothing of a step, in bfloat16 mostly, which is one all the same: the gradient says so.
-        """
-        (step,), (gradient, *_), (keep,) = self.steps, self.gradients, self.keep
-        moves = step.any() | (keep != 1)
-        return moves if gradient is None else moves | (local(gradient).any() & (self.lr != 0))
 
     def settle(self) -> None:
         """Find the factors of the step, once sums over processes are made."""
@@ -184,21 +171,15 @@ class Stack:
             ratio = self.rescale(*self.sums)
             copies = self.steps[0].shape[0] // self.layers
             self.ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
-        elif self.sums is not None and any(host.read(self.sums)):
-            self.is_shrunk = True
-            self.ratio = self.steps[0].new_full((), self.shrink)
-            self.keep = [self.ratio * keep for keep in self.keep]
 
     def write(self) -> None:
         """Let each weight be its factor times the old one, minus the step: w - (+0) is w for every w."""
         new: list[Tensor] = []
         for old, now, step, keep in zip(self.old, self.now, self.steps, self.keep, strict=True):
             weight = old.to(step.dtype)
-            if isinstance(keep, Tensor) or keep != 1:
-                weight = weight * keep
+            weight = weight if keep == 1 else weight * keep
             out = now if now.dtype == step.dtype else None
             if self.is_entrywise and self.is_read:  # an optimizer that sets a weight to zero means zero
-                step = step if self.ratio is None else step * self.ratio
                 new.append(torch.where(now == 0, now, weight - step))
             elif self.ratio is None:
                 new.append(torch.sub(weight, step, out=out))
@@ -220,7 +201,11 @@ class Stack:
 
 
 def take_step(
-    stacks: Sequence[Stack], step: Callable[[], Any], decays: Decays, is_read: bool, shards: Collection[Any] = ()
+    stacks: Sequence[Stack],
+    step: Callable[[], Any],
+    decays: Mapping[int, float],
+    is_read: bool,
+    shards: Collection[Any] = (),
 ) -> None:
     """Let an optimizer step in the variables of stacks; whatever ends that early, all of them are as they were.
 
@@ -256,18 +241,18 @@ def take_step(
 
 
 def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
-    """Add up the sums of weights of which each process holds some rows; of norms their squares."""
-    sharded = {id(s.parameters[0]): s for s in stacks if s.sums is not None and cut_of(s.parameters[0]) is not None}
+    """Add up the norms, by their squares, of weights of which each process holds some rows."""
+    stack_of = {id(stack.parameters[0]): stack for stack in stacks if stack.sums is not None}
     pairs = []
     for weight in shards:
-        stack, zeros = sharded.get(id(weight)), torch.zeros(2, dtype=host.widest(weight.device), device=weight.device)
-        if stack is not None and stack.sums is not None:
-            zeros[: len(stack.sums)] = stack.sums[:, 0].to(zeros).square()
-        pairs.append((weight, zeros))
+        squares = torch.zeros(2, 1, dtype=host.widest(weight.device), device=weight.device)
+        if (stack := stack_of.get(id(weight))) is not None and stack.sums is not None:
+            squares = stack.sums.to(squares).square()
+        pairs.append((weight, squares))
     add_up_shards(pairs)
-    for weight, total in pairs:
-        if (stack := sharded.get(id(weight))) is not None and stack.sums is not None:
-            stack.sums = total.sqrt().to(stack.sums)[: len(stack.sums), None]
+    for weight, squares in pairs:
+        if (stack := stack_of.get(id(weight))) is not None and stack.sums is not None:
+            stack.sums = squares.sqrt().to(stack.sums)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from .. import gauge as gauges
 from .._linalg import host
 from .._linalg.roots import Scales
-from .._linalg.shards import why_not_one_cut
-from ..attach.checks import NAMED, UNFLATTENED, Skip, addresses, named_in_skip, overlaps, refuse_sharded
+from .._linalg.shards import addresses, why_not_one_cut
+from ..attach.checks import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
 from ..attach.coverage import Coverage
 from .mapped import Mapped
 from .step import Stack
@@ -37,10 +37,12 @@ class ChannelScales:
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Look which parameters share memory; which of them the optimizer holds is no matter."""
-        if (now := addresses(self.parameters.values())) != self._addresses:
-            self._addresses, self._overlaps = now, overlaps(self.parameters)
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+        """Look which parameters share memory, if something has changed; which the optimizer holds is no matter."""
+        if (now := addresses(self.parameters.values())) == self._addresses:
+            return False
+        self._addresses, self._overlaps = now, overlaps(self.parameters)
+        return True
 
     def stacks(self) -> list[Stack]:
         """Return one for each parameter that has scales and a gradient, an old one of a frozen weight too."""

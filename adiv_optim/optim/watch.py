@@ -1,7 +1,6 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and what follows for their steps."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,15 +8,15 @@ from torch import Tensor, nn
 from .._linalg import host
 from .._linalg.limits import check_count, check_not_negative
 from .._linalg.roots import Factor, NoRootError, Scales, stacked
-from .._linalg.shards import DataParallelGroup, cut_of
-from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, addresses, named_in_skip, refuse_lazy, refuse_sharded
+from .._linalg.shards import DataParallelGroup, addresses, cut_of
+from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from ..attach.coverage import Coverage, warn
 from .chart import Chart
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, private_gradients, refuse_shards
 from .layer_inputs import LayerInputs
 from .memory import coverage_of, load, remembered_by, why_inactive
-from .processes import add_up_rows, agree, factors_by_all
+from .processes import add_up_rows, agree
 from .step import Stack
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
@@ -62,48 +61,51 @@ class Watch:
         self.layers: list[LayerInputs] = []
         self.plain: dict[str, str] = {}
         self.is_found = False
-        self._forget_places()
-
-    def _forget_places(self) -> None:
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
         self._places: list[Any] = []
         #: The layers that move with what was measured of them; and in stacks, with R of each stack.
         self._moving: list[Any] = []
         self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_places", "_moving", "_stacks")}
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+        """Look for layers among the parameters of an optimizer, by its groups, if something has changed; say whether.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget_places()
-
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Look for layers among the parameters of an optimizer, by its groups, if that has not been done yet.
-
-        Layers may be unfrozen one after the other, pruned, or put into the memory of others.
+        Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
         """
+        if self._places_of(groups) == self._places:
+            return False
+        self._find(groups)
+        self._moving, self._stacks, self._places = [], [], self._places_of(groups)
+        return True
+
+    def _places_of(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Any]:
         parameters = [p for group in groups for p in group]
-        places = [[len(group) for group in groups], *addresses(parameters)]
         if any(hasattr(parameter, "grad_sample") for parameter in parameters):
             raise private_gradients(self.name)
-        if places != self._places:
-            group_of = {id(p): number for number, group in enumerate(groups) for p in group}
-            self._find(parameters, group_of)
-            self._forget_places()
-            self._places = places
+        plain = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
+        return [[len(group) for group in groups], plain, *addresses(parameters)]
 
-    def _find(self, parameters: Sequence[nn.Parameter], group_of: Mapping[int, int]) -> None:
+    def _find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        for layer in self.layers:
+            if layer.weight.shape != layer.shape:
+                raise ValueError(
+                    f"{self.name}: the shape of {layer.name!r} has changed from {tuple(layer.shape)} to "
+                    f"{tuple(layer.weight.shape)}, as of a layer that is pruned; build the optimizer from the model as "
+                    "it is now, and wrap again."
+                )
+        group_of = {id(p): number for number, group in enumerate(groups) for p in group}
+        parameters = [p for group in groups for p in group]
         eligible, self.plain = eligible_layers(self.name, self.model, parameters, self.skip, self.chart.bias_is_plain)
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in self.layers}
         layers = []
         for name, modules, with_bias in eligible:
-            layer = known.get((name, id(modules[0].get_parameter("weight"))))
-            if layer is None or layer.modules != modules or layer.with_bias != with_bias:
-                layer = LayerInputs(name, modules, with_bias, self.make)
-                layer.step_index = self.steps
-            layers.append(layer)
+            old = known.get((name, id(modules[0].get_parameter("weight"))))
+            if old is not None and old.modules == modules and old.with_bias == with_bias:
+                layers.append(old)
+            else:
+                layers.append(LayerInputs(name, modules, with_bias, self.make))
+                layers[-1].step_index = self.steps
         refuse_shards(self.name, layers, self.process_group)
         for layer in layers:
             layer.groups = tuple(group_of[id(p)] for p in layer.parameters)
@@ -125,10 +127,10 @@ class Watch:
 
     def stacks(self) -> list[Stack]:
         """Measure if that is due, and return the stacks of layers that were seen and have gradients."""
-        self._begin_anew()
         if self.due():
             self._measure()
-        layers = [layer for layer in self.layers if layer.factors is not None and layer.moves]
+        with_factors = [layer for layer in self.layers if layer.factors is not None]
+        layers = [layer for layer in with_factors if all(p.grad is not None for p in layer.parameters)]
         moving = [(layer, layer.factors, layer.groups, layer.held_scale) for layer in layers]
         if moving != self._moving:
             together: dict[Any, list[LayerInputs]] = {}
@@ -156,25 +158,9 @@ class Watch:
         )
 
     def shards(self) -> list[nn.Parameter]:
-        """Return the weights of which each process holds a part, where sums over them are asked for in this step."""
-        if self.chart.rescale is None:
-            changes = any(stack is not None and stack.shrink != 1 for _, stack in self._stacks)
-            if not self.chart.holds or not (changes or self.due()):
-                return []
-        return [layer.weight for layer in self.layers if cut_of(layer.weight) is not None]
-
-    def _begin_anew(self) -> None:
-        """Forget what was measured of layers whose weights have other shapes since."""
-        changed = []
-        for layer in self.layers:
-            if layer.old_shape is not None or layer.begin_anew():
-                changed.append(f"{layer.name} from {tuple(layer.old_shape or ())} to {tuple(layer.shape)}")
-                layer.old_shape = None
-        if changed:
-            warn(
-                f"the shapes of weights have changed: {', '.join(changed)}; what their layers read is measured anew, "
-                "and until then they take plain steps."
-            )
+        """Return the weights of which each process holds a part, where norms over all of it are asked for."""
+        weights = [layer.weight for layer in self.layers] if self.chart.rescale is not None else []
+        return [weight for weight in weights if cut_of(weight) is not None]
 
     def _measure(self) -> None:
         """Let the rows that count into the averages and factorise these, or leave all as it was if cut short."""
@@ -194,50 +180,41 @@ class Watch:
             )
 
     def _measure_pending(self) -> dict[LayerInputs, NoRootError]:
-        """Return why layers have no factors, of those that are the first with their average."""
-        firsts, errors = self._sums(), dict[LayerInputs, NoRootError]()
-        leaders = [layer for layer, first in firsts.items() if first is layer]
-        for layer in leaders:
+        """Return why layers that were seen have no new factors."""
+        seen, errors = self._seen(), dict[LayerInputs, NoRootError]()
+        for layer in seen:
             try:
                 layer.covariance = layer.covariance.updated(layer.pending or [], layer.pending_rows, self.decay)
             except NoRootError as error:
                 errors[layer] = error
-        factors_of: Callable[[Sequence[Any]], list[Any]] = self.chart.factors
-        if self.process_group.several:
-            agree(leaders, self.process_group.group)
-            factors_of = partial(factors_by_all, factors_of, group=self.process_group.group)
-        leaders = [layer for layer in leaders if layer not in errors]
-        for layer, factors in zip(leaders, factors_of([layer.covariance for layer in leaders]), strict=True):
-            if isinstance(factors, NoRootError):
-                errors[layer] = factors
-            else:
-                layer.factors = factors
-        for layer, first in firsts.items():
-            layer.covariance = first.covariance
             layer.forget()
-            if first in errors:
-                layer.failures += 1
-            else:
-                layer.factors = first.factors
+        if self.process_group.several:
+            agree(seen, self.process_group.group)
+        for layer in (each for each in seen if each not in errors):
+            try:
+                layer.factors = [*self.chart.factors(layer.covariance)]
+            except NoRootError as error:
+                errors[layer] = error
+        for layer in errors:
+            layer.failures += 1
         return errors
 
-    def _sums(self) -> dict[LayerInputs, LayerInputs]:
-        """Add the rows that count up; return by layer the first one that has the same sums, if these are finite."""
+    def _seen(self) -> list[LayerInputs]:
+        """Return the layers that have read rows which count, on any process, with finite sums over them."""
         for layer in self.layers:
             layer.settle()
         if self.process_group.several and self.layers:
             add_up_rows(self.layers, self.process_group.group)
         for layer in self.layers:
             layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
-        seen = [layer for layer in self.layers if layer.pending_rows]
-        first, firsts = dict[int, LayerInputs](), dict[LayerInputs, LayerInputs]()
-        for layer, is_finite in zip(seen, host.read(*(layer.finite() for layer in seen)), strict=True):
+        with_rows, seen = [layer for layer in self.layers if layer.pending_rows], []
+        for layer, is_finite in zip(with_rows, host.read(*(layer.finite() for layer in with_rows)), strict=True):
             if is_finite:
-                firsts[layer] = first.setdefault(id(layer.pending), layer)
+                seen.append(layer)
             else:
                 layer.spoiled += 1
                 layer.forget()
-        return firsts
+        return seen
 
     def count_step(self) -> None:
         """Count a step, and let the forward passes before the next one gather if it measures."""
@@ -247,9 +224,9 @@ class Watch:
         self.arm()
 
     def _hold(self) -> None:
-        """Remember the scales that weights now stand in: still the old one of W' that was not stepped on since."""
+        """Remember the scales that weights now stand in: still the old one where the learning rate is 0."""
         for (layer, *_), stack in self._stacks:
-            if stack is None or stack.shrink == 1 or stack.is_shrunk:
+            if stack is None or stack.shrink == 1 or not stack.has_zero_lr:
                 layer.held_scale = _scale_of(layer)
 
     def metrics(self) -> dict[str, float]:
@@ -290,4 +267,4 @@ def _stacking_key(layer: LayerInputs) -> Any:
     is_alone = type(covariance) is MeanSquare or len(covariance.blocks) > 1
     if is_alone or weight.numel() > _SMALL or hasattr(weight, "placements"):
         return id(layer)
-    return covariance.key, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
+    return type(covariance), layer.with_bias, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, of_each
+from .._linalg.roots import Factor
 from ..attach.checks import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .chart import Chart
@@ -52,9 +52,9 @@ class Whitened(Mapped):
     measure: one in `every`, at places that no period keeps to, and powers of two at first. Micro-batches add up, and so
     do the processes of torch.distributed. Rows count once a backward pass has gone by their call to the weight, if
     step() comes before zero_grad(); a zero_grad(set_to_none=False) of the model's own is not noticed. In graphs of
-    torch.compile, transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, unless
-    zero_grad() follows and no gradient after it, so evaluate under torch.no_grad() there. Build the optimizer from the
-    sharded model, and before a compiled model's first call, which would not see the hooks.
+    torch.compile, transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, so
+    evaluate under torch.no_grad() there. Build the optimizer from the sharded model, and before a compiled model's
+    first call, which would not see the hooks.
 
     Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in
     `coverage` and `metrics`, and warned of once.
@@ -121,7 +121,7 @@ class Whitened(Mapped):
         check_positive("Whitened", damping=damping)
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         chart = Chart(
-            partial(of_each, inverse_roots, damping=damping, graft_norm=graft_norm),
+            partial(inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
             partial(covariance_metrics, damping=damping),
             rescale=keep_norm if graft_norm else None,
@@ -131,4 +131,4 @@ class Whitened(Mapped):
             "damping": damping, "decay": decay, "every": every, "graft_norm": graft_norm, "rank": rank,
             "max_dim": max_dim, "max_rows": max_rows, "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Whitened", optimizer, chart, make, settings), settings)
+        super().__init__(optimizer, model, watch_inputs("Whitened", chart, make, settings), settings)

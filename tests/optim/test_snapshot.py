@@ -11,8 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
 from adiv_optim.optim import OptimizerWrapper
-from adiv_optim.optim.decay import decay_factors
-from adiv_optim.optim.probe import KNOWN
+from adiv_optim.optim.decay import KNOWN, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
@@ -21,11 +20,6 @@ from tests.helpers.unit_consistent import BATCHES, mlp, train
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 EXACT = 1e-12
-
-
-def unread(optimizer: torch.optim.Optimizer) -> dict[int, float]:
-    """By the ids of weights that a step does not read their factors."""
-    return {key: decay.factor for key, decay in decay_factors(optimizer).items() if not decay.is_read}
 
 
 def steps(configuration: Configuration, weights: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list]:
@@ -37,7 +31,7 @@ def steps(configuration: Configuration, weights: list[Tensor], gradients: list[T
     for scale in gradients:
         for p, value in zip(model.parameters(), weights, strict=True):
             p.grad = scale * torch.ones_like(value) + torch.arange(value.numel()).view_as(value) * 1e-2
-        known = unread(optimizer)
+        known = decay_factors(optimizer)
         factors.append([known.get(id(p)) for p in model.parameters()])
         optimizer.step()
     return [p.detach() for p in model.parameters()], factors
@@ -60,7 +54,7 @@ def test_steps_are_free_of_the_weights_where_that_is_claimed(name):
 
 def claimed(optimizer: type, **options: float | Tensor) -> bool:
     weight = nn.Parameter(torch.ones(2, 2))
-    return id(weight) in unread(optimizer([weight], **{"lr": 0.1, **options}))
+    return id(weight) in decay_factors(optimizer([weight], **{"lr": 0.1, **options}))
 
 
 class Reading(torch.optim.SGD):
@@ -83,15 +77,15 @@ def test_what_reads_the_weights_is_not_claimed():
     weight = nn.Parameter(torch.ones(2))
     elsewhere = torch.optim.AdamW([weight], lr=0.1)
     elsewhere.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")  # which nothing can be read from
-    assert not unread(elsewhere)
+    assert not decay_factors(elsewhere)
     patched = torch.optim.SGD([weight], lr=0.1)
     patched.step = lambda: Reading.step(patched)
-    assert not unread(patched)
+    assert not decay_factors(patched)
     scheduled = torch.optim.SGD([weight], lr=0.1)
     torch.optim.lr_scheduler.StepLR(scheduled, 1)  # sets a step that counts the calls
-    assert unread(scheduled) == {id(weight): 1.0}
+    assert decay_factors(scheduled) == {id(weight): 1.0}
     scheduled.step = functools.wraps(scheduled.step)(lambda: Reading.step(scheduled))
-    assert not unread(scheduled)
+    assert not decay_factors(scheduled)
 
 
 class Overriding(GradientOnly):
@@ -112,15 +106,15 @@ def test_wrapper_of_gradients_alone_is_seen_through():
     model = nn.Linear(6, 4)
     inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     wrapper = GradientOnly(inner, model, Proportional())
-    assert set(unread(wrapper).values()) == {0.95}
-    assert not unread(OptimizerWrapper(inner))
+    assert set(decay_factors(wrapper).values()) == {0.95}
+    assert not decay_factors(OptimizerWrapper(inner))
     wrapper.step = lambda: None
-    assert not unread(wrapper)
+    assert not decay_factors(wrapper)
     for kind in (Overriding, Stepping):
         wrapper.detach()
         wrapper = kind(inner, model, Proportional())
-        assert not unread(wrapper)
-    assert not unread(Whitened(inner, model))
+        assert not decay_factors(wrapper)
+    assert not decay_factors(Whitened(inner, model))
 
 
 def test_decay_within_a_wrapper_of_gradients_acts_on_the_weights_themselves():
@@ -184,13 +178,16 @@ def path(kind: str, inner: type, options: dict, read: list[bool] | None = None) 
 def test_steps_from_zero_are_those_of_mapped_weights(kind, inner):
     optimizer, options = KINDS[inner]
     read: list[bool] = []
-    others = [path(kind, optimizer, options, read)]
+    own, free = (
+        type("Own", (optimizer,), {}),
+        {**options, "weight_decay": 0.0},
+    )  # its type says nothing of what it reads
+    pairs = [(path(kind, optimizer, options, read), path(kind, optimizer, options))]
+    pairs.append((path(kind, own, free), path(kind, optimizer, free)))
     assert read
     assert all(read)
-    others.append(path(kind, type("Own", (optimizer,), {}), options))  # whose type says nothing of what it reads
-    for other in others:
-        for one, two in zip(path(kind, optimizer, options), other, strict=True):
-            assert relative_error(one, two) <= EXACT
+    for one, two in (weights for pair in pairs for weights in zip(*pair, strict=True)):
+        assert relative_error(one, two) <= EXACT
 
 
 def bits(p: Tensor) -> Tensor:
@@ -282,7 +279,7 @@ def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:
         train(model, wrapper, BATCHES[:1])
     finally:
         KNOWN.discard(Spying)
-    return next(value for weight, value in seen if weight is model[0].weight)  # copies step on a weight of their own
+    return next(value for weight, value in seen if weight is model[0].weight)
 
 
 @pytest.mark.parametrize("kind", WRAPPED)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
-from adiv_optim._linalg import strips
+from adiv_optim._linalg import grams
 from adiv_optim.optim import covariance
 from tests.helpers.cases import relative_error
 from tests.helpers.remembered import covariance_of, memory, remembered, rows_counted
@@ -203,7 +203,7 @@ def test_metrics_have_condition_numbers_and_the_size_of_inputs(rank):
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_sums_by_lines_are_those_of_unfolded_patches(by_hand, monkeypatch):
-    monkeypatch.setattr(strips, "STRIP", 4)
+    monkeypatch.setattr(grams, "STRIP", 4)
     sums = []
     for pays in (True, False):
         monkeypatch.setattr(covariance, "lines_pay", lambda patches, pays=pays: pays)

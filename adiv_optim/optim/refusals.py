@@ -1,0 +1,72 @@
+"""Optimizers that cannot step in other variables: they hold another optimizer, or weights in their state."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .decay import KNOWN, optimizers_in
+from .wrapper import OptimizerWrapper
+
+
+def refuse_within(name: str, optimizer: Optimizer, mapped: type[OptimizerWrapper]) -> None:
+    """Raise a ValueError where another wrapper inside is `mapped`, or another optimizer inside has a state."""
+    within = optimizer
+    while isinstance(within, OptimizerWrapper):
+        if isinstance(within, mapped):
+            raise ValueError(
+                f"{name} around {type(within).__name__}: the outer one would change what the inner one measures; "
+                "choose one."
+            )
+        within = within.inner
+    if type(within).__name__ == "ZeroRedundancyOptimizer":
+        raise ValueError(
+            f"{name} around ZeroRedundancyOptimizer: from outside its weight decay cannot be told from its step, "
+            "and inside each process would measure other layers. Shard weights and state by "
+            f"torch.distributed.fsdp.fully_shard, and wrap any optimizer in {name}."
+        )
+    inside = next((type(value).__name__ for value in vars(within).values() if isinstance(value, Optimizer)), None)
+    if inside:  # a chain has its optimizers in a tuple
+        around = type(within).__name__
+        raise ValueError(
+            f"{name} around {around}, which holds an optimizer itself: it would mix weights of one step's variables "
+            f"with those of another's. Write {around}({name}({inside}(…), model), …)."
+        )
+
+
+def unknown_parameters(optimizer: Optimizer) -> dict[Tensor, Tensor]:
+    """Return a copy of each weight that an optimizer which is not torch's own steps on."""
+    unknown = [each for each in optimizers_in(optimizer) if type(each) not in KNOWN]
+    return {p: p.detach().clone() for each in unknown for group in each.param_groups for p in group["params"]}
+
+
+def refuse_kept_weights(name: str, optimizer: Optimizer, before: Mapping[Tensor, Tensor]) -> None:
+    """Raise a ValueError if the state of an optimizer has copies of weights, or a distance between weights.
+
+    In other variables it would mix those of one step with another's. Called when the optimizer is wrapped, and at the
+    end of its first step, when `before` has the weights as it found them; copies that it makes later go unnoticed.
+    """
+    for each in optimizers_in(optimizer):
+        if type(each) in KNOWN or "takes_step_of" in vars(type(each)):
+            continue
+        # D-Adaptation and those after it; Adafactor has a setting d.
+        entries = ["d"] if any({"d", "growth_rate"} <= group.keys() for group in each.param_groups) else []
+        for parameter in (p for group in each.param_groups for p in group["params"] if p in each.state):
+            copies = [parameter, *([before[parameter]] if parameter in before else [])]
+            entries += [key for key, value in each.state[parameter].items() if any(_is_copy(value, c) for c in copies)]
+        if entries:
+            own = type(each).__name__
+            raise ValueError(
+                f"{name} around {own}, whose state holds weights or a distance between weights ({entries[0]}): it "
+                f"would mix those of one step's variables with another's. Use {own} without {name}, or wrap an "
+                f"optimizer that reads p and p.grad; a Lookahead goes around it: Lookahead({name}(AdamW(…), model))."
+            )
+
+
+def _is_copy(value: Any, weight: Tensor) -> bool:
+    """Whether a tensor of a state is a copy of a weight; numbers that are all whole may agree by chance."""
+    if not isinstance(value, Tensor) or value is weight or value.shape != weight.shape or weight.is_meta:
+        return False
+    return torch.equal(value, weight.to(value)) and bool((value != value.round()).any())
