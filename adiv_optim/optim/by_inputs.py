@@ -5,12 +5,14 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .._linalg import host
 from .._linalg.roots import Factor
 from .._linalg.shards import DataParallelGroup
 from .chart import Chart
 from .covariance import Covariance, LowRankCovariance, MeanSquare
+from .eligible_layers import private_gradients
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .watch import Watch
@@ -61,11 +63,15 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
 
 def watch_inputs(
     name: str,
+    optimizer: Optimizer,
     chart: Chart,
     make: Callable[[nn.Module, bool], MeanSquare],
     settings: dict[str, Any],
 ) -> Callable[[nn.Module], Watch]:
     """Return how a model is watched by a wrapper with these settings, which a copy and a pickle then keep."""
+    # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
+    if any(hasattr(p, "grad_sample") for group in getattr(optimizer, "param_groups", ()) for p in group["params"]):
+        raise private_gradients(name)
     skip, group = settings["skip"], DataParallelGroup(name, settings["process_group"])
     settings |= {"process_group": group, "skip": skip if isinstance(skip, str) else tuple(skip)}
     for_watch = {key: settings[key] for key in ("every", "decay", "process_group", "skip")}

@@ -108,4 +108,6 @@ class InputScaled(Mapped):
         settings = {
             "every": every, "decay": decay, "floor": floor, "hold": hold, "process_group": process_group, "skip": skip
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("InputScaled", chart, MeanSquare, settings), settings)
+        super().__init__(
+            optimizer, model, watch_inputs("InputScaled", optimizer, chart, MeanSquare, settings), settings
+        )

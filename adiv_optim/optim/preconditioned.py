@@ -93,4 +93,4 @@ class Preconditioned(Mapped):
             "damping": damping, "decay": decay, "every": every, "max_dim": max_dim, "max_rows": max_rows,
             "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Preconditioned", chart, make, settings), settings)
+        super().__init__(optimizer, model, watch_inputs("Preconditioned", optimizer, chart, make, settings), settings)

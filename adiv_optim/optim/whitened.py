@@ -131,4 +131,4 @@ class Whitened(Mapped):
             "damping": damping, "decay": decay, "every": every, "graft_norm": graft_norm, "rank": rank,
             "max_dim": max_dim, "max_rows": max_rows, "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Whitened", chart, make, settings), settings)
+        super().__init__(optimizer, model, watch_inputs("Whitened", optimizer, chart, make, settings), settings)

@@ -152,31 +152,3 @@ def test_gpt2_as_it_is_is_treated_in_conv1d(name):
     train(Logits(model), optimizer, sentences())
     assert optimizer.coverage().treated["score.weight"] == f"{name}, 8 columns"
     assert optimizer.coverage().treated["transformer.h.0.mlp.c_fc.weight"] == f"{name}, 9 columns"
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-def test_projections_of_a_llama_share_what_is_made_of_it(rank):
-    config = transformers.LlamaConfig(
-        vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1,
-    )  # fmt: skip
-    ids = torch.arange(12).view(2, 6) % 11
-
-    def trained(alone):
-        model = awake(lambda: transformers.LlamaForCausalLM(config))
-        optimizer = Whitened(adamw(model), model, rank=rank)
-        if alone:  # each layer reads a copy
-            for layer in (each for each in model.modules() if isinstance(each, nn.Linear)):
-                layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].clone(),))
-        for _ in range(4):
-            optimizer.zero_grad()
-            model(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
-        treated = optimizer.coverage().treated
-        return model.state_dict(), {name.split(".")[-2] for name, how in treated.items() if "one average" in how}
-
-    (weights, shared), (others, none) = trained(False), trained(True)
-    assert shared == {"k_proj", "v_proj", "up_proj"}
-    assert none == set()
-    # To rounding: those that share are multiplied in a stack too, whose products may round in another order.
-    assert all((weights[name] - value).abs().max() < 1e-14 for name, value in others.items())
