@@ -273,8 +273,11 @@ FIELDS = [
       for norm, rival in (("batchnorm", " with BatchNorm"), ("columns", ", columns whitened once"))
       for name in _ALL.split()),
     *(Claim(f"Burgers' equation, a minute, width {width}: `GaussNewton`", "equations", ahead,
-        {"optimizer": "gauss-newton"}, [{"optimizer": "self-scaled-bfgs"}],
-        each=[{"equation": "burgers", "hidden": width}], against="self-scaled BFGS") for width in (20, 50)),
+        {"optimizer": "gauss-newton"}, [{"optimizer": optimizer, "method": method}],
+        each=[{"equation": "burgers", "hidden": width}], against=rival)
+      for width in (20, 50) for rival, optimizer, method in (
+          ("self-scaled BFGS", "self-scaled-bfgs", "none"), ("SOAP", "soap", "none"),
+          ("Whitened SOAP", "soap", "whitened"), ("SPRING", "spring", "none"))),
 ]  # fmt: skip
 
 #: Source → its claims.
