@@ -38,7 +38,6 @@ class _Try(NamedTuple):
     """A step that was tried."""
 
     loss: Tensor
-    damping: float
     alpha: float
     parameters: Parameters
 
@@ -147,71 +146,19 @@ class GaussNewton(Optimizer):
         jacobian = residuals.jacobian(before, self.chunk_size)
         floor = (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2
         start = min(max(start, floor), MOST_DAMPING)
-        best, tries = self._search(residuals, before, jacobian, r, loss, start)
+        best, damping, tries = _search(residuals, before, jacobian, r, start)
         if best is not None:
             for name, parameter in trained.items():
                 parameter.copy_(best.parameters[name])
-            group["damping"] = max(floor, best.damping * _change(best.alpha))
+            group["damping"] = max(floor, damping * _change(best.alpha))
         self._metrics = {
             "loss_before": loss.item(),
             "loss_after": (loss if best is None else best.loss).item(),
-            "damping": start if best is None else best.damping,
+            "damping": damping,
             "alpha": 0.0 if best is None else best.alpha,
             "tries": float(tries),
         }
         return loss
-
-    def _search(
-        self, residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, loss: Tensor, damping: float
-    ) -> tuple[_Try | None, int]:
-        """The step to take, and how many were solved: the damping rises until the loss falls enough, or falls less."""
-        level, tries = jacobian.square().sum().item() / len(r), 0
-        if not math.isfinite(level):
-            raise RuntimeError(
-                "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
-                "derivative, such as a root at 0."
-            )
-        best: _Try | None = None
-        while level > 0 and loss > 0 and damping <= MOST_DAMPING:
-            tries += 1
-            lowest = self._lowest(residuals, before, jacobian, r, loss, damping, level)
-            if lowest is not None:
-                if best is not None and not lowest.loss < best.loss:
-                    break
-                best = lowest
-                if best.loss <= (1 - ENOUGH) * loss:
-                    break
-            damping *= 10
-        is_fall = best is not None and best.loss <= (1 - LEAST_FALL) * loss
-        return best if is_fall else None, tries
-
-    def _lowest(
-        self,
-        residuals: Terms,
-        before: Parameters,
-        jacobian: Tensor,
-        r: Tensor,
-        loss: Tensor,
-        damping: float,
-        level: float,
-    ) -> _Try | None:
-        """The lowest loss, below the present, at the whole step, its half, its quarter …, before they rise."""
-        solve = solver(jacobian, damping * level)
-        step = solve(r)
-        bend = (residuals.evaluate(_moved(before, TRIAL * step)) - r) / TRIAL + jacobian @ step
-        acceleration = solve(2 / TRIAL * bend)
-        if not acceleration.isfinite().all():  # the trial move leads out of the domain; the step may not
-            acceleration = torch.zeros_like(step)
-        lowest: _Try | None = None
-        for halving in range(HALVINGS):
-            alpha = 0.5**halving
-            moved = _moved(before, alpha * step + alpha**2 / 2 * acceleration)
-            reached = residuals.evaluate(moved).square().sum() / 2
-            if reached < (loss if lowest is None else lowest.loss):
-                lowest = _Try(reached, damping, alpha, moved)
-            elif lowest is not None:
-                break
-        return lowest
 
     def _check_mode(self) -> None:
         device = self.param_groups[0]["params"][0].device.type
@@ -273,6 +220,52 @@ class GaussNewton(Optimizer):
     def __repr__(self) -> str:
         damping = self.param_groups[0]["damping"]
         return f"GaussNewton({type(self.network).__name__}, damping={damping:g}, chunk_size={self.chunk_size})"
+
+
+def _search(
+    residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, start: float
+) -> tuple[_Try | None, float, int]:
+    """Return the step to take, its damping, and how many were solved: the damping rises until the loss falls enough."""
+    loss, level = r.square().sum() / 2, jacobian.square().sum().item() / len(r)
+    if not math.isfinite(level):
+        raise RuntimeError(
+            "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
+            "derivative, such as a root at 0."
+        )
+    best: _Try | None = None
+    used, damping, tries = start, start, 0
+    while level > 0 and loss > 0 and damping <= MOST_DAMPING:
+        tries += 1
+        lowest = _lowest(residuals, before, jacobian, r, damping * level)
+        if lowest is not None:
+            if best is not None and not lowest.loss < best.loss:
+                break  # the loss falls less than with less damping
+            best, used = lowest, damping
+            if best.loss <= (1 - ENOUGH) * loss:
+                break
+        damping *= 10
+    is_fall = best is not None and best.loss <= (1 - LEAST_FALL) * loss
+    return best if is_fall else None, used, tries
+
+
+def _lowest(residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, ridge: float) -> _Try | None:
+    """Return the lowest loss, below the present, at the whole step, its half, its quarter …, before they rise."""
+    solve, present = solver(jacobian, ridge), r.square().sum() / 2
+    step = solve(r)
+    bend = (residuals.evaluate(_moved(before, TRIAL * step)) - r) / TRIAL + jacobian @ step
+    acceleration = solve(2 / TRIAL * bend)
+    if not acceleration.isfinite().all():  # the trial move leads out of the domain; the step may not
+        acceleration = torch.zeros_like(step)
+    lowest: _Try | None = None
+    for halving in range(HALVINGS):
+        alpha = 0.5**halving
+        moved = _moved(before, alpha * step + alpha**2 / 2 * acceleration)
+        loss = residuals.evaluate(moved).square().sum() / 2
+        if loss < (present if lowest is None else lowest.loss):
+            lowest = _Try(loss, alpha, moved)
+        elif lowest is not None:
+            break
+    return lowest
 
 
 def _moved(before: Parameters, step: Tensor) -> Parameters:

@@ -48,11 +48,8 @@ class Call:
             number = backward_pass() if self.outer < 0 else self.outer
             layer.arrive(self, number if self.is_own and how == "backward" else None)
         if not keeps_graph():
-            self.sums, self.rows, self.covariance = (
-                [],
-                0,
-                None,
-            )  # nothing else can come, though the nodes may live on with a loss
+            # Nothing else can come, though the nodes may live on with a loss.
+            self.sums, self.rows, self.covariance = [], 0, None
         return tuple(map(self._watched, gradients)) if with_graph else None
 
     def _watched(self, gradient: Tensor | None) -> Tensor | None:

@@ -38,9 +38,9 @@ class Whitened(Mapped):
     .. math:: \tilde W' = \tilde W (A + \lambda I)^{1/2}, \qquad \tilde G' = \tilde G (A + \lambda I)^{-1/2}
 
     and its step ΔW~' is added to the weights as :math:`\Delta\tilde W' (A + \lambda I)^{-1/2}`. Measured there, the
-    length of a step is what it does to the activations. Plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the
-    step of `BatchIdeal`; every other optimizer takes its own idea of a good step. (FOOF,
-    Benzing 2022, and K-FAC's input factor are the case of SGD.)
+    length of a step is what it does to the activations; `graft_norm`, the default, then gives each layer another.
+    Without it plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the step of `BatchIdeal`, FOOF (Benzing 2022) and
+    K-FAC's input factor; every other optimizer takes its own idea of a good step.
 
     Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
     samples, tokens or patches; groups of a convolution each have an A. A layer of any other class with a `weight` of
@@ -70,8 +70,8 @@ class Whitened(Mapped):
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: one step in so many measures.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
-            the optimizer gave it, so that learning rates stay near the optimizer's. A decoupled weight decay is no part
-            of that step.
+            the optimizer gave it, so that learning rates stay near the optimizer's. The decoupled weight decay of
+            torch's optimizers is no part of that step.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
             eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.

@@ -88,7 +88,6 @@ def test_parts_of_a_gauss_newton_step_are_those_that_are_timed(rows, width):
     timed = gauss_newton.jobs(rows, width)
     jacobian, step = timed["jacobian"](), timed["solution"]()
     assert step.shape == (jacobian.shape[1],)
-    assert (jacobian.mT @ (jacobian @ step)).norm() > 0
     losses = [timed["step"]().item() for _ in range(5)]
     assert len(set(losses)) == 5  # points are drawn anew
 
