@@ -144,13 +144,12 @@ class GaussNewton(Optimizer):
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
         check_memory(len(r), residuals.differentiated_at_once(self.chunk_size), residuals.points, group["params"])
         jacobian = residuals.jacobian(before, self.chunk_size)
-        floor = (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2
-        start = min(max(start, floor), MOST_DAMPING)
+        start = min(max(start, (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2), MOST_DAMPING)
         best, damping, tries = _search(residuals, before, jacobian, r, start)
         if best is not None:
             for name, parameter in trained.items():
                 parameter.copy_(best.parameters[name])
-            group["damping"] = max(floor, damping * _change(best.alpha))
+            group["damping"] = damping * _change(best.alpha)
         self._metrics = {
             "loss_before": loss.item(),
             "loss_after": (loss if best is None else best.loss).item(),

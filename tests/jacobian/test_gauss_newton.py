@@ -205,6 +205,7 @@ def test_a_step_that_cannot_lower_the_loss_leaves_the_weights_bit_for_bit():
         assert optimizer.metrics()["loss_after"] == optimizer.metrics()["loss_before"]
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert optimizer.state_dict() == state
+    assert optimizer.metrics()["tries"] == 0  # a loss of 0 is solved already
 
 
 def test_a_small_fall_is_taken_where_more_damping_has_no_larger_one():
