@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import least_squares, line_search
+from scipy.optimize import line_search
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
@@ -186,9 +186,10 @@ class SPRING(Optimizer):
 
 
 class LeastSquares(Optimizer):
-    """Newton's whole step by a factorization of J where it halves the residual, else scipy's trust region.
+    """Newton's whole step by a factorization of J where it halves the residual, else GaussNewton's step.
 
-    One step solves a linear equation. For random features this is what Dong and Li (2021, 2012.02895) do.
+    One step solves a linear equation. For random features this is what Dong and Li (2021, 2012.02895) do; their Newton
+    steps alone do not leave the start of some nonlinear equations.
 
     Args:
         model: whose trainable parameters are few: of random features the last layer's.
@@ -196,28 +197,18 @@ class LeastSquares(Optimizer):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__([p for p in model.parameters() if p.requires_grad], {})
-        self.model, self.converged = model, False
+        self.model, self.damped, self.converged = model, GaussNewton(model), False
 
     @torch.no_grad()
     def step(self, terms: Any) -> None:  # type: ignore[override]
         """Take a step on a loss given by its terms, whose points stay."""
-        parameters = list(trained(self.model).values())
-        start = parameters_to_vector(parameters)
-
-        def linear_at(x: Any) -> tuple[Tensor, Tensor]:
-            vector_to_parameters(torch.from_numpy(x.copy()), parameters)
-            return linearized(self.model, terms)
-
-        r, jacobian = linear_at(start.numpy())
+        start = parameters_to_vector(trained(self.model).values())
+        r, jacobian = linearized(self.model, terms)
         whole = start - torch.linalg.lstsq(jacobian, r[:, None]).solution[:, 0]
-        if residuals(self.model, terms, whole).norm() < r.norm() / 2:
-            return
-        fit = least_squares(
-            lambda x: residuals(self.model, terms, torch.from_numpy(x.copy())).numpy(), start.numpy(),
-            lambda x: linear_at(x)[1].numpy(), max_nfev=5, ftol=1e-15, xtol=1e-15, gtol=1e-15,
-        )  # fmt: skip
-        vector_to_parameters(torch.from_numpy(fit.x), parameters)
-        self.converged = fit.status > 0  # by one of the tolerances, not by the count
+        if not residuals(self.model, terms, whole).norm() < r.norm() / 2:
+            vector_to_parameters(start, trained(self.model).values())
+            self.damped.step(terms)
+            self.converged = self.damped.metrics()["alpha"] == 0
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
