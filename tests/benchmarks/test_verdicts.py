@@ -48,6 +48,7 @@ def test_paired_difference_is_that_of_the_problems_that_both_learned():
     text = f"-1.100 nats [{low:+.3f}, {high:+.3f}]"
     assert in_pairs(own, other, error) == Finding(True, "", "3", f"{test.pvalue:.2g}", difference=text)
     assert in_pairs(own, other, error._replace(is_lower_better=False)).holds is False
+    assert in_pairs(own, other | {3: math.inf}, error) == Finding(None, "a run broke down", "3")
 
 
 def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
