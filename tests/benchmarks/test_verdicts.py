@@ -82,6 +82,8 @@ def test_trials_are_the_settings_that_were_tried_whatever_the_length(tmp_path):
     store.add("shown", result("none", accuracies=(LOW,), lr=7, epochs=9))
     stores = {"cnn": store}
     assert [trials(stores, "cnn", {"method": name, "epochs": 9}) for name in ("none", "dyt", "rmsnorm")] == [2, 1, 0]
+    store.add("wide", {**result("dyt", lr=4, hidden=[9]), "part": "search", "score": 1.0})
+    assert trials(stores, "cnn", {"method": "dyt"}) == 1  # of each network
     claim = Claim("", "cnn", ahead, {"method": "dyt"}, [{"method": "none"}])
     assert trials_of(stores, claim) == "1, 2"
     assert trials_of(stores, claim._replace(own={"method": "rmsnorm"}, others=[{"method": "rmsnorm"}])) == ""
