@@ -69,7 +69,8 @@ def panels(
         yield axes
         for axis, name in zip(axes, names, strict=True):
             # Scales behind what is drawn, from which they have their limits; one that is there keeps its ticks.
-            axis.set(title=name, **{key: value for key, value in look.items() if value != getattr(axis, f"get_{key}")()})
+            new = {key: value for key, value in look.items() if value != getattr(axis, f"get_{key}")()}
+            axis.set(title=name, **new)
             axis.grid(alpha=0.3)
         for axis in spare:
             axis.set_visible(False)
