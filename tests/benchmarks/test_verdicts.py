@@ -9,12 +9,12 @@ from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.store import Store
-from benchmarks.core.tables import exact, spearman
+from benchmarks.core.tables import exact, holm, spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
 from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, no_worse, rises, within
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
-from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, holm, trials_of, whole_p
+from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, trials_of, whole_p
 
 from .conftest import result
 
