@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from ._linalg.limits import check_not_negative, check_positive
+from ._checks import check_not_negative, check_positive
 
 #: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular: rounding
 #: stands in place of its zero eigenvalues. Cholesky adds at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 if

@@ -75,7 +75,7 @@ default_role = "py:obj"
 # References that lead nowhere fail the build; `leads_elsewhere` says which may.
 nitpicky = True
 #: Shapes of a layer: no user makes one.
-nitpick_ignore = [("py:class", "adiv_optim.attach.layers.Layout")]
+nitpick_ignore = [("py:class", "adiv_optim.rows.layers.Layout")]
 
 PACKAGES = ("layers", "jacobian", "functional", "diagnostics", "gauge", "optim")
 #: Public name → the name it is documented by.

@@ -32,7 +32,7 @@ def module_files():
 
 FILES = module_files()
 #: Imported where a model has a layer of the package that they are named after, and not before.
-REGISTERING = {"adiv_optim.attach.transformers"}
+REGISTERING = {"adiv_optim.rows.transformers"}
 LIBRARY = [name for name in FILES if not name.startswith("benchmarks")]
 
 

@@ -11,11 +11,11 @@ from torch.optim import LBFGS, Optimizer
 from .._linalg import host
 from .._linalg.host import without_autocast
 from ..attach import detach
-from ..attach.layers import Corrected
 from ..jacobian.modules import same_randomness
 from ..jacobian.recorder import Pass, differentiate
 from ..optim import OptimizerWrapper
 from ..optim.wrapper import check_same_parameters
+from ..rows.layers import Corrected
 
 
 def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Optimizer | None]:

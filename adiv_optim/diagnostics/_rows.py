@@ -10,13 +10,13 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from .._linalg import host
-from ..attach.layers import Corrected, Layout, why_unknown_rows
-from ..attach.rows import rows_of
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
 from ..jacobian.modules import Parts, as_rows, batched, jvp, pure
 from ..jacobian.recorder import Call
+from ..rows.layers import Corrected, Layout, why_unknown_rows
+from ..rows.matrices import rows_of
 
 #: Contributions of single rows to a layer's gradient are in memory a few at a time: at most so many numbers.
 CONTRIBUTION_NUMBERS = 2**22

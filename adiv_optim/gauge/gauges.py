@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .._checks import check_count, check_not_negative
 from .._linalg import host
-from .._linalg.limits import check_count, check_not_negative
 from .._linalg.shards import whole
 from .graph import ChannelGraph, Entry, Factors
 from .network import network_scales

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._linalg.limits import check_count, check_not_negative, given
-from ..attach.checks import refuse_attached, refuse_lazy
-from ..attach.coverage import Coverage
+from .._checks import check_count, check_not_negative, given
+from ..rows.coverage import Coverage
+from ..rows.models import refuse_attached, refuse_lazy
 from .modules import mixes_samples
 from .solver import solver
 from .terms import Parameters, Term, Terms, check_memory

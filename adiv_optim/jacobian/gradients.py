@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
+from .._checks import check_count, given
 from .._linalg.host import without_autocast
-from .._linalg.limits import check_count, given
-from ..attach.checks import refuse_attached
 from ..corrections import Correction, Solve, check_correction
+from ..rows.models import refuse_attached
 from .modules import Parts, as_rows, batched, choose_layers, mixes_samples, pure
 from .recorder import Call, differentiate
 

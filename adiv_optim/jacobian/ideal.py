@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from .._linalg.limits import check_count, check_not_negative, given
-from ..attach.checks import refuse_attached
+from .._checks import check_count, check_not_negative, given
+from ..rows.models import refuse_attached
 from .gradients import BY_ITSELF
 from .modules import Parts, jvp, pure, same_randomness
 

@@ -11,7 +11,7 @@ from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from ..attach.checks import layers_of, no_such_module, trainable
+from ..rows.models import layers_of, no_such_module, trainable
 
 #: Several tensors that together are one vector.
 Parts = dict[str, Tensor]

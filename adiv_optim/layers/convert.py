@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..attach.checks import bypassed
-from ..attach.coverage import warn
+from .._checks import warn
+from ..rows.models import bypassed
 
 Factory = Callable[..., nn.Module]
 

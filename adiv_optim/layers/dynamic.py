@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from .._linalg.limits import check_positive, given
+from .._checks import check_positive, given
 from .channel_scale import ChannelOptions, Channelwise, empty
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._linalg.limits import check_finite, check_not_negative, given
+from .._checks import check_finite, check_not_negative, given
 
 
 def check_affine_like(name: str, alpha: float, beta: float) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .._linalg.limits import check_not_negative
+from .._checks import check_not_negative
 from .forms import inverse_norm, squared_length
 
 

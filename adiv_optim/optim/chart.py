@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from .._linalg.roots import Factor
-from ..attach.coverage import Coverage
+from ..rows.coverage import Coverage
 from .layer_inputs import LayerInputs
 from .step import Rescale, Stack
 

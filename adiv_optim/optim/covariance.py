@@ -15,9 +15,9 @@ from .._linalg import host
 from .._linalg.grams import gram_of, joined, strips_of
 from .._linalg.roots import LowRank, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
 from .._linalg.shards import local
-from ..attach.layers import Layout
 from ..functional.lines import lines_pay, sums_by_lines
 from ..functional.patches import Patches
+from ..rows.layers import Layout
 
 #: Sums over some rows, one tensor for each part of what is remembered that rows are added to.
 Sums = list[Tensor]

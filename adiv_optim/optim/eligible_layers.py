@@ -7,8 +7,8 @@ from torch import distributed, nn
 from torch.nn.utils import parametrize
 
 from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
-from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
-from ..attach.layers import Layout, is_torchs, plain_type, why_unknown_rows
+from ..rows.layers import Layout, is_torchs, plain_type, why_unknown_rows
+from ..rows.models import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
 from .layer_inputs import LayerInputs
 
 #: What makes the rows of a layer of any class known.
@@ -31,7 +31,7 @@ def eligible_layers(
         For each layer the weight's name, the modules that share it, and whether the bias goes with it; and by name why
         other parameters of the optimizer take the plain step.
     """
-    skipped = named_in_skip(model, skip, gone=True)
+    skipped = named_in_skip(model, skip, may_be_missing=True)
     refuse_lazy(what, model, skipped)
     held = {*map(id, parameters)}
     by_fsdp = (module for module in model.modules() if hasattr(module, "_get_fsdp_state"))

@@ -5,12 +5,13 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from .._checks import warn
 from ..attach import attach, correction_coverage, detach, extend
-from ..attach.checks import Skip
-from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
-from ..attach.layers import Corrected
-from ..attach.reports import OUTSIDE, report
 from ..corrections import Correction
+from ..rows.coverage import UNCALLED, Coverage, uncalled_words
+from ..rows.layers import Corrected
+from ..rows.models import Skip
+from .reports import OUTSIDE, report
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 

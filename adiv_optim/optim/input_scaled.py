@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
+from .._checks import check_positive
 from .._linalg import host
-from .._linalg.limits import check_positive
 from .._linalg.roots import Scales
-from ..attach.checks import Skip
+from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, watch_inputs
 from .chart import Chart
 from .covariance import MeanSquare

@@ -17,8 +17,8 @@ from .._linalg import host
 from .._linalg.host import without_autocast
 from .._linalg.shards import local
 from .._torch import DisableTorchFunctionSubclass, FakeTensor, is_within_transform, outside_transforms, plain_tensor
-from ..attach.layers import Layout
-from ..attach.rows import patches_of, rows_within
+from ..rows.layers import Layout
+from ..rows.matrices import patches_of, rows_within
 from .calls import Call, InputHook, node_of, nodes_of
 from .covariance import MeanSquare, Sums, added
 

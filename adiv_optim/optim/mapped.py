@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._checks import check_like, warn
 from .._linalg.host import refuse_capture, without_autocast
-from .._linalg.limits import check_like
-from ..attach.coverage import Coverage, warn
-from ..attach.reports import report, without_frozen_or_skipped
+from ..rows.coverage import Coverage
 from .chart import Watching
 from .decay import decay_factors, has_step_hooks, has_zero_lr
 from .refusals import refuse_kept_weights, refuse_within, unknown_parameters
+from .reports import report
 from .step import take_step
 from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
@@ -80,7 +80,7 @@ class Mapped(OptimizerWrapper):
 
     def _warn_of_little(self) -> None:
         """Warn if less than half of what the optimizer trains is treated."""
-        coverage = without_frozen_or_skipped(self.coverage())
+        coverage = self.coverage().without_frozen_or_skipped()
         if coverage.elements and coverage.element_share < 0.5:
             warn(
                 f"{type(self).__name__} treats less than half of the elements of {type(self.model).__name__} that the "

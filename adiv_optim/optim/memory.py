@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .._linalg import host
 from .._linalg.roots import NoRootError
-from ..attach.coverage import UNCALLED, Coverage, uncalled_words
+from ..rows.coverage import UNCALLED, Coverage, uncalled_words
 from .chart import Chart
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .._linalg import host
 from .._linalg.roots import Factor
 from .._linalg.shards import add_up_shards, local
-from ..attach.layers import Layout
-from ..attach.rows import as_matrices, from_matrices
+from ..rows.layers import Layout
+from ..rows.matrices import as_matrices, from_matrices
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]

@@ -12,8 +12,8 @@ from .. import gauge as gauges
 from .._linalg import host
 from .._linalg.roots import Scales
 from .._linalg.shards import addresses, why_not_one_cut
-from ..attach.checks import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
-from ..attach.coverage import Coverage
+from ..rows.coverage import Coverage
+from ..rows.models import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
 from .mapped import Mapped
 from .step import Stack
 from .wrapper import OURS, check_model, unwrapped

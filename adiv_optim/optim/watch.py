@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._checks import check_count, check_not_negative, warn
 from .._linalg import host
-from .._linalg.limits import check_count, check_not_negative
 from .._linalg.roots import Factor, NoRootError, Scales, stacked
 from .._linalg.shards import DataParallelGroup, addresses, cut_of
-from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
-from ..attach.coverage import Coverage, warn
+from ..rows.coverage import Coverage
+from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .chart import Chart
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, private_gradients, refuse_shards

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._linalg.limits import check_count, check_positive, given
+from .._checks import check_count, check_positive, given
 from .._linalg.roots import Factor
-from ..attach.checks import Skip
+from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .chart import Chart
 from .covariance import Covariance

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
-from .._linalg.limits import check_dict
-from ..attach.coverage import Coverage, warn
-from ..attach.reports import explain_replaced_parameters
+from .._checks import check_dict, warn
 from ..corrections import Correction
+from ..rows.coverage import Coverage
+from .reports import explain_replaced_parameters
 
 #: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
 OURS = "adiv_optim."

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._linalg.limits import check_count
-from ...attach.checks import no_such_module
+from ..._checks import check_count
+from ...rows.models import no_such_module
 from .._rows import evenly, to_float64
 from .gram import isometry_gap
 

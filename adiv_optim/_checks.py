@@ -1,6 +1,8 @@
-"""Checks of settings and of checkpoints: numbers within limits, shapes that broadcast or are as one's own."""
+"""Checks of settings and of checkpoints, and warnings that name the line outside of this package."""
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -98,3 +100,15 @@ def shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of {len(value)}"
     return f"{repr(value)[:60]} ({type(value).__name__})"
+
+
+#: This package, and torch, whose decorators and compiled code call it.
+_INSIDE = ("adiv_optim.", "torch.")
+
+
+def warn(message: str) -> None:
+    """Give a UserWarning for the line outside of this package and of torch that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)

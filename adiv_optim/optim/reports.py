@@ -3,15 +3,14 @@
 from torch import nn
 from torch.optim import Optimizer
 
-from .checks import NAMED
-from .coverage import Coverage
+from ..rows.coverage import Coverage
 
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
 OUTSIDE = "no parameter of the model that was wrapped"
 
 
-def held_by(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
-    """The optimizer's parameters by their names in the model, then others by their places in its groups."""
+def names_and_parameters(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the optimizer's parameters by their names in the model, then others by their places in its groups."""
     every = {
         id(p): (f"param_groups[{number}]['params'][{place}]", p)
         for number, group in enumerate(optimizer.param_groups)
@@ -19,14 +18,6 @@ def held_by(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
     }
     of_model = {name: p for name, p in model.named_parameters() if every.pop(id(p), None)}
     return {**of_model, **dict(every.values())}
-
-
-def without_frozen_or_skipped(coverage: Coverage) -> Coverage:
-    """Leave out parameters that are frozen or named in skip; those that wait count as treated."""
-    why, every = coverage.skipped, coverage.elements
-    elements = {name: size for name, size in every.items() if why.get(name) not in ("frozen", NAMED)}
-    skipped = {name: reason for name, reason in why.items() if name in elements}
-    return Coverage({**coverage.treated, **coverage.never_seen}, skipped, elements=elements)
 
 
 def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: str) -> Coverage:
@@ -38,7 +29,7 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
         coverage: by names in the model.
         unknown: why other parameters of the model are plain.
     """
-    parameters = held_by(optimizer, model)
+    parameters = names_and_parameters(optimizer, model)
     of_model = {name for name, _ in model.named_parameters() if name in parameters}
     treated, never_seen = (
         {name: how for name, how in said.items() if name in of_model}
@@ -57,7 +48,7 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
 
 def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
     """Say that the optimizer's weights are no longer the model's, or if `starved` that none has had a gradient."""
-    of_optimizer = held_by(optimizer, model)
+    of_optimizer = names_and_parameters(optimizer, model)
     names = dict(model.named_parameters())
     replaced = [
         name for name, p in names.items() if name not in of_optimizer and p.grad is not None and p.requires_grad

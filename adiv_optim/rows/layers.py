@@ -15,7 +15,7 @@ from .._torch import plain_tensor
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
-from .rows import as_matrices, steps_of
+from .matrices import as_matrices, steps_of
 
 
 class Corrected:
@@ -125,7 +125,7 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
     Example:
         >>> from torch import nn
         >>> from adiv_optim import Proportional, attach
-        >>> from adiv_optim.attach import CorrectedLinear, register
+        >>> from adiv_optim.rows import CorrectedLinear, register
         >>> class Head(nn.Linear):
         ...     "A linear layer by another name."
         >>> class CorrectedHead(CorrectedLinear, Head):
@@ -169,7 +169,7 @@ class Layout(NamedTuple):
         return len(weight) if self.transposed else weight.shape[1:].numel()
 
     def stacked(self, part: Tensor) -> Tensor:
-        """A weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `rows.as_matrices`."""
+        """A weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `as_matrices`."""
         return as_matrices(part, self.transposed, self.groups)
 
 
@@ -201,24 +201,3 @@ def is_torchs(kind: type) -> bool:
 def name_of(kind: type) -> str:
     """Return a class's name: the whole of it but for torch's, since other packages call their layers the same."""
     return kind.__name__ if is_torchs(kind) else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
-    """Return the class that stands for `cls` after the swap.
-
-    torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
-    a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact, unless
-    parametrizations, which are properties of the class, have come or gone since.
-    """
-    if cls in replacement:
-        return replacement[cls]
-    stands_for: type | None = cls.__dict__.get("_adiv_stands_for")
-    if stands_for is not None and _properties(stands_for) == _properties(cls):
-        return stands_for
-    namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
-    *before, below = cls.__bases__
-    return type(cls.__name__, (*before, swapped(below, replacement)), {**namespace, "_adiv_stands_for": cls})
-
-
-def _properties(cls: type) -> dict[str, property]:
-    return {name: value for name, value in cls.__dict__.items() if isinstance(value, property)}

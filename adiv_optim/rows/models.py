@@ -56,10 +56,11 @@ def bypassed(model: nn.Module) -> dict[nn.Module, str]:
     }
 
 
-def named_in_skip(model: nn.Module, skip: Skip, *, gone: bool = False) -> set[nn.Module]:
-    """The modules that `skip` names, and all below them.
+def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False) -> set[nn.Module]:
+    """Return the modules that `skip` names, and all below them.
 
-    A ValueError where the model has none of that name, unless they may be `gone` since.
+    Raises:
+        ValueError: the model has none of that name, and it is not said that they `may_be_missing`.
     """
     if isinstance(skip, str):
         raise TypeError(f"skip is the string {skip!r}; pass a list of paths or types: skip=[{skip!r}].")
@@ -70,7 +71,7 @@ def named_in_skip(model: nn.Module, skip: Skip, *, gone: bool = False) -> set[nn
             roots = [module for module in modules.values() if isinstance(module, entry)]
         else:
             roots = [module for path, module in modules.items() if path == entry]
-        if not roots and not gone:
+        if not roots and not may_be_missing:
             raise no_such_module("skip", entry, modules)
         skipped.update(module for root in roots for module in root.modules())
     return skipped
