@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from .._checks import check_count
-from .._linalg.host import without_autocast
+from .._device import without_autocast
 from ..attach import attach
 from ..corrections import Correction, check_correction
 from ..jacobian.modules import choose_layers, mixes_samples, same_randomness

@@ -9,7 +9,7 @@ from torch.func import vjp, vmap
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from .._linalg import host
+from .. import _device
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
@@ -43,7 +43,7 @@ def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
 
 def to_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, so that |g|² of a small gradient does not underflow; Apple has float32 alone."""
-    return tensor.to(host.widest(tensor.device))
+    return tensor.to(_device.widest_dtype(tensor.device))
 
 
 def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .._linalg.host import without_autocast
+from .._device import without_autocast
 from ..corrections import Correction, check_correction
 from .conv_rows import ConvRows, plain_backward
 from .patches import Geometry, Patches

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .._linalg.grams import gram_of
-from .._linalg.host import without_autocast
+from .._device import without_autocast
 from ..corrections import Correction, Solve, check_correction
+from .patches import gram_of
 from .shared import (
     apply,
     autocast,

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._linalg.grams import gram_of
 from .linears import summed
-from .patches import Geometry, Patches, padded
+from .patches import Geometry, Patches, gram_of, padded
 
 #: Multiplications in the time that two places of the kernel take beside their product: some 10 µs of one core.
 _CALL = 2**19

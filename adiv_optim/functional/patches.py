@@ -1,4 +1,4 @@
-"""Patches of a convolution: unfolded a few samples at a time, and their squared norms without unfolding them."""
+"""The rows X that a weight multiplies: patches, unfolded a few samples at a time; their squared norms; products XᵀX."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -154,3 +154,25 @@ class Patches(NamedTuple):
             found.append(patches[:, index[here] - before])
             before += patches.shape[1]
         return torch.cat(found, 1)
+
+
+def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """[left]ᵀ[right] of blocks of columns, block by block: joining the blocks first would copy X."""
+    return _side_by_side([_side_by_side([_product(a, b) for b in right], -1) for a in left], -2)
+
+
+def _side_by_side(parts: list[Tensor], dim: int) -> Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]  # torch.cat copies a single one
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """leftᵀ @ right, summed over runs of rows first: a product may lose as many units of rounding as there are rows."""
+    # The sums of the runs take a sixteenth of the larger argument at most.
+    run = max(64, 16 * min(left.shape[-1], right.shape[-1]))
+    runs = left.shape[-2] // run
+    if runs < 2:
+        return left.mT @ right
+    whole = runs * run
+    a, b = (tensor[..., :whole, :].unflatten(-2, (runs, run)) for tensor in (left, right))
+    product = (a.mT @ b).sum(-3)
+    return product + left[..., whole:, :].mT @ right[..., whole:, :] if whole < left.shape[-2] else product

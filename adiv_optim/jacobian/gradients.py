@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from .._checks import check_count, given
-from .._linalg.host import without_autocast
+from .._device import without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import refuse_attached
 from .modules import Parts, as_rows, batched, choose_layers, mixes_samples, pure

@@ -7,7 +7,6 @@ from .input_scaled import InputScaled
 from .mapped import Mapped
 from .preconditioned import Preconditioned
 from .step import Stack, take_step
-from .unit_consistent import UnitConsistent
 from .watch import Watch
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
@@ -21,7 +20,6 @@ __all__ = [
     "OptimizerWrapper",
     "Preconditioned",
     "Stack",
-    "UnitConsistent",
     "Watch",
     "Whitened",
     "take_step",

@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._linalg import host
-from .._linalg.roots import Factor
-from .._linalg.shards import DataParallelGroup
+from .. import _device
+from .._distributed import DataParallelGroup
 from .chart import Chart
 from .covariance import Covariance, LowRankCovariance, MeanSquare
 from .eligible_layers import private_gradients
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
+from .roots import Factor
 from .watch import Watch
 from .wrapper import OURS
 
@@ -103,9 +103,9 @@ def covariance_metrics(layers: Sequence[LayerInputs], damping: float) -> dict[st
     numbers: dict[str, float] = {"layers_measured": len(measured), "failed_factorisations": failures}
     for layer in measured:
         covariance: Any = layer.covariance
-        level = host.double(covariance.level())
-        low, high = (host.double(ends) for ends in covariance.extremes())
-        ridge = host.double(covariance.ridge(damping))
+        level = _device.to_float64(covariance.level())
+        low, high = (_device.to_float64(ends) for ends in covariance.extremes())
+        ridge = _device.to_float64(covariance.ridge(damping))
         numbers[f"{layer.name}/input_rms"] = level.mean().sqrt().item()
         numbers[f"{layer.name}/condition"] = (high / low).max().item()
         numbers[f"{layer.name}/damped_condition"] = ((high + ridge) / (low + ridge)).max().item()

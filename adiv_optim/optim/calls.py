@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, library, nn
 from torch.fx.node import has_side_effect
 
-from .._linalg.host import refuse_capture
+from .._device import refuse_capture
 from .._torch import backward_pass, is_batched, keeps_graph, reaches
 
 #: Hooks by the tokens that stand for them in graphs.

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from .._linalg.roots import Factor
 from ..rows.coverage import Coverage
 from .layer_inputs import LayerInputs
+from .roots import Factor
 from .step import Rescale, Stack
 
 

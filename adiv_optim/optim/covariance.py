@@ -11,13 +11,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from .._linalg import host
-from .._linalg.grams import gram_of, joined, strips_of
-from .._linalg.roots import LowRank, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
-from .._linalg.shards import local
+from .. import _device
+from .._distributed import local
 from ..functional.lines import lines_pay, sums_by_lines
-from ..functional.patches import Patches
+from ..functional.patches import Patches, gram_of
 from ..rows.layers import Layout
+from .roots import LowRank, Whole, inverse_root, joined, low_rank_inverse_root, strips_of, subspace_iteration
 
 #: Sums over some rows, one tensor for each part of what is remembered that rows are added to.
 Sums = list[Tensor]
@@ -40,7 +39,7 @@ class MeanSquare:
         weight, layout = local(module.get_parameter("weight")), Layout.of(module)
         self.groups, self.features = layout.groups, layout.features(weight)
         #: What is remembered, and how many rows it is of, counted likewise.
-        self.memory, self.rows = self._zeros(weight.device, host.wide(weight)), 0.0
+        self.memory, self.rows = self._zeros(weight.device, _device.wide_dtype(weight)), 0.0
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         """What is remembered before the first row."""
@@ -165,7 +164,7 @@ class Covariance(MeanSquare):
 
     def extremes(self) -> Tensor:
         """The least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
-        values = [torch.linalg.eigvalsh(host.double(block)).clamp_min(0) for block in self.mean()]
+        values = [torch.linalg.eigvalsh(_device.to_float64(block)).clamp_min(0) for block in self.mean()]
         return torch.stack([torch.stack([each[..., end] for each in values]) for end in (0, -1)])
 
     def mean(self) -> list[Tensor]:

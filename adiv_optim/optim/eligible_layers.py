@@ -6,7 +6,7 @@ from typing import Any
 from torch import distributed, nn
 from torch.nn.utils import parametrize
 
-from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
+from .._distributed import DataParallelGroup, cut_of, why_not_one_cut
 from ..rows.layers import Layout, is_torchs, plain_type, why_unknown_rows
 from ..rows.models import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
 from .layer_inputs import LayerInputs

@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
+from .. import _device
 from .._checks import check_positive
-from .._linalg import host
-from .._linalg.roots import Scales
 from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, watch_inputs
 from .chart import Chart
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
+from .roots import Scales
 
 
 def scales(covariance: MeanSquare, floor: float) -> list[Scales]:
     """Return 1 / max(floor, r)."""
-    (size,) = host.read(covariance.level().sqrt())
+    (size,) = _device.read(covariance.level().sqrt())
     return [Scales([1 / max(floor, size)])]
 
 
@@ -34,7 +34,7 @@ def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:
 def _metrics(layers: Sequence[LayerInputs]) -> dict[str, float]:
     """Return the greatest s, and of each layer the RMS of its inputs."""
     measured = [(layer, layer.factors[0]) for layer in layers if layer.factors is not None]
-    sizes = host.read(*(layer.covariance.level().sqrt() for layer, _ in measured))
+    sizes = _device.read(*(layer.covariance.level().sqrt() for layer, _ in measured))
     rms = {f"{layer.name}/input_rms": size for (layer, _), size in zip(measured, sizes, strict=True)}
     largest = max((factor.divisor for _, factor in measured), default=1.0)
     return {"layers_measured": len(measured), "largest_scale": largest, **rms}

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._linalg import host
-from .._linalg.host import without_autocast
-from .._linalg.shards import local
+from .. import _device
+from .._device import without_autocast
+from .._distributed import local
 from .._torch import DisableTorchFunctionSubclass, FakeTensor, is_within_transform, outside_transforms, plain_tensor
 from ..rows.layers import Layout
 from ..rows.matrices import patches_of, rows_within
@@ -145,7 +145,7 @@ class LayerInputs:
                     self.unwatched = added(before, sums), number + count
 
     def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int) -> tuple[Sums, int]:
-        sums, count, dtype = Sums(), 0, host.wide(self.weight)  # the model may have been converted
+        sums, count, dtype = Sums(), 0, _device.wide_dtype(self.weight)  # the model may have been converted
         with without_autocast(rows.device.type):
             for part, number in self.covariance.sums(patches_of(module, rows), dtype, bias_entry, self.step_index):
                 part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
@@ -178,4 +178,4 @@ class LayerInputs:
         if gradient is None:
             return False
         rows = local(gradient)
-        return not rows.numel() or any(host.read(rows.any()))  # a process without rows cannot tell
+        return not rows.numel() or any(_device.read(rows.any()))  # a process without rows cannot tell

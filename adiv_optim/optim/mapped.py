@@ -9,21 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._checks import check_like, warn
-from .._linalg.host import refuse_capture, without_autocast
+from .._checks import warn
+from .._device import refuse_capture, without_autocast
 from ..rows.coverage import Coverage
 from .chart import Watching
 from .decay import decay_factors, has_step_hooks, has_zero_lr
+from .memory import check_entries
 from .refusals import refuse_kept_weights, refuse_within, unknown_parameters
 from .reports import report
 from .step import take_step
 from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
-#: What may be done about a checkpoint that does not fit.
-_REMEDY = (
-    "load what was saved of the same model with the same settings, or leave the names out that begin with "
-    f"{OURS!r} to measure anew"
-)
 #: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
 _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
 
@@ -241,7 +237,9 @@ class Mapped(OptimizerWrapper):
             # A flat checkpoint that lacks a name has given an empty dict for it.
             mine = {n: entries[n] for n in names if entries[n] != {}}
             if mine and key in parameters:  # else the optimizer refuses the groups
-                self._check(mine, remembered.get(parameters[key], {}), f"state_dict[{part!r}][{key!r}]")
+                wanted = self._named(remembered.get(parameters[key], {}))
+                place = f"{type(self).__name__}: state_dict[{part!r}][{key!r}]"
+                check_entries(mine, wanted, [self.prefix + setting for setting in self.shaping], place)
                 loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
             if names:
                 rest[part][key] = {n: value for n, value in entries.items() if n not in names}
@@ -260,13 +258,3 @@ class Mapped(OptimizerWrapper):
                 f"{len(remembered)} parameters, which it measures anew. Save what state_dict() of the wrapper returns, "
                 "or torch's get_optimizer_state_dict(model, wrapper), and not that of the optimizer inside."
             )
-
-    def _check(self, saved: Mapping[str, Any], entries: Mapping[str, Any], place: str) -> None:
-        """Raise a ValueError if part of a checkpoint is of other settings, or damaged."""
-        wanted, place = self._named(entries), f"{type(self).__name__}: {place}"
-        for setting in self.shaping:
-            value, here = saved.get(self.prefix + setting), wanted[self.prefix + setting]
-            if isinstance(value, int) and value != here:
-                saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
-                raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
-        check_like(saved, wanted, place, _REMEDY)

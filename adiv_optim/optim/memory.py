@@ -1,17 +1,25 @@
 """What a watch over layers remembers, for checkpoints, and what it says of parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._linalg import host
-from .._linalg.roots import NoRootError
+from .. import _device
+from .._checks import check_like
 from ..rows.coverage import UNCALLED, Coverage, uncalled_words
 from .chart import Chart
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
+from .roots import NoRootError
+from .wrapper import OURS
+
+#: What may be done about a checkpoint that does not fit.
+_REMEDY = (
+    "load what was saved of the same model with the same settings, or leave the names out that begin with "
+    f"{OURS!r} to measure anew"
+)
 
 
 def remembered_by(layers: Sequence[LayerInputs]) -> dict[Tensor, dict[str, Any]]:
@@ -21,9 +29,23 @@ def remembered_by(layers: Sequence[LayerInputs]) -> dict[Tensor, dict[str, Any]]
         covariance, weight = layer.covariance, layer.weight
         every[weight] = {**{f"{n}": tensor for n, tensor in enumerate(covariance.memory)}, "rows": covariance.rows}
         if type(covariance) is MeanSquare:  # a scale of 0 is none yet
-            dtype = host.widest(weight.device)
+            dtype = _device.widest_dtype(weight.device)
             every[weight]["last"] = torch.tensor([layer.held_scale], dtype=dtype, device=weight.device)
     return every
+
+
+def check_entries(saved: Mapping[str, Any], wanted: Mapping[str, Any], shaping: Iterable[str], place: str) -> None:
+    """Raise a ValueError if a parameter's part of a checkpoint is of other settings than `wanted`, or damaged.
+
+    `shaping` has the names of settings that the shapes follow from; `place` opens the message.
+    """
+    for setting in shaping:
+        value, here = saved.get(setting), wanted[setting]
+        if isinstance(value, int) and value != here:
+            name = setting.rpartition(".")[2]
+            saved_with = f"{name}={value or None}, this has {name}={here or None}"
+            raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
+    check_like(saved, wanted, place, _REMEDY)
 
 
 def load(layers: Sequence[LayerInputs], chart: Chart, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
@@ -32,7 +54,7 @@ def load(layers: Sequence[LayerInputs], chart: Chart, remembered: Mapping[Tensor
         layer.forget()
         layer.factors, layer.failures, layer.spoiled = None, 0, 0
         entries, new = remembered.get(layer.weight, {}), layer.make(layer.modules[0], layer.with_bias)
-        device, dtype = layer.weight.device, host.wide(layer.weight)
+        device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
         memory = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.memory)]
         layer.covariance = new.with_memory(memory, entries.get("rows", 0.0))
         layer.held_scale = float(entries.get("last", 0.0))

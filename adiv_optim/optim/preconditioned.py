@@ -4,22 +4,40 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .. import _device
 from .._checks import check_count, check_positive, given
-from .._linalg.roots import Factor, Whole, damped_inverse
 from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .chart import Chart
 from .covariance import Covariance
 from .mapped import Mapped
+from .roots import Factor, NoRootError, Whole
 
 
 def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
     """Return (A + λI)⁻¹, block by block."""
     level = covariance.ridge(1.0)
     return [Whole(damped_inverse(block, level, damping)) for block in covariance.mean()]
+
+
+def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
+    """(A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
+    # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
+    level = _device.to_float64(level)[..., None, None]
+    work = _device.to_float64(matrix) / level
+    work.diagonal(dim1=-2, dim2=-1).add_(damping)
+    factor, failed = torch.linalg.cholesky_ex(work)
+    # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
+    identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
+    factor = torch.where((failed == 0)[..., None, None], factor, identity)
+    inverse = (torch.cholesky_inverse(factor) / level).to(matrix)
+    if not all(_device.read((failed == 0).all(), inverse.isfinite().all())):
+        raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
+    return inverse
 
 
 class Preconditioned(Mapped):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._linalg import host
-from .._linalg.roots import Factor
-from .._linalg.shards import add_up_shards, local
+from .. import _device
+from .._distributed import add_up_shards, local
 from ..rows.layers import Layout
 from ..rows.matrices import as_matrices, from_matrices
+from .roots import Factor
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]
@@ -245,7 +245,7 @@ def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
     stack_of = {id(stack.parameters[0]): stack for stack in stacks if stack.sums is not None}
     pairs = []
     for weight in shards:
-        squares = torch.zeros(2, 1, dtype=host.widest(weight.device), device=weight.device)
+        squares = torch.zeros(2, 1, dtype=_device.widest_dtype(weight.device), device=weight.device)
         if (stack := stack_of.get(id(weight))) is not None and stack.sums is not None:
             squares = stack.sums.to(squares).square()
         pairs.append((weight, squares))
@@ -257,7 +257,7 @@ def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
 
 def at_least_float32(tensor: Tensor) -> Tensor:
     """The tensor in its precision, and in float32 at least."""
-    return tensor.to(host.wide(tensor))
+    return tensor.to(_device.wide_dtype(tensor))
 
 
 def _placed_as(parameter: Any, gradient: Any) -> Tensor:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
 
+from .. import _device
 from .._checks import check_count, check_not_negative, warn
-from .._linalg import host
-from .._linalg.roots import Factor, NoRootError, Scales, stacked
-from .._linalg.shards import DataParallelGroup, addresses, cut_of
+from .._distributed import DataParallelGroup, Group, add_up, addresses, cut_of
 from ..rows.coverage import Coverage
 from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .chart import Chart
@@ -16,7 +16,7 @@ from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, private_gradients, refuse_shards
 from .layer_inputs import LayerInputs
 from .memory import coverage_of, load, remembered_by, why_inactive
-from .processes import add_up_rows, agree
+from .roots import Factor, NoRootError, Scales, stacked
 from .step import Stack
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
@@ -189,7 +189,7 @@ class Watch:
                 errors[layer] = error
             layer.forget()
         if self.process_group.several:
-            agree(seen, self.process_group.group)
+            _agree(seen, self.process_group.group)
         for layer in (each for each in seen if each not in errors):
             try:
                 layer.factors = [*self.chart.factors(layer.covariance)]
@@ -204,11 +204,11 @@ class Watch:
         for layer in self.layers:
             layer.settle()
         if self.process_group.several and self.layers:
-            add_up_rows(self.layers, self.process_group.group)
+            _add_up_rows(self.layers, self.process_group.group)
         for layer in self.layers:
             layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
         with_rows, seen = [layer for layer in self.layers if layer.pending_rows], []
-        for layer, is_finite in zip(with_rows, host.read(*(layer.finite() for layer in with_rows)), strict=True):
+        for layer, is_finite in zip(with_rows, _device.read(*(layer.finite() for layer in with_rows)), strict=True):
             if is_finite:
                 seen.append(layer)
             else:
@@ -268,3 +268,31 @@ def _stacking_key(layer: LayerInputs) -> Any:
     if is_alone or weight.numel() > _SMALL or hasattr(weight, "placements"):
         return id(layer)
     return type(covariance), layer.with_bias, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
+
+
+def _add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
+    """Add up what is pending over processes, for all layers that any of them has seen, so that all take part."""
+    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
+    add_up([counts], group)
+    blocks: list[Tensor] = []
+    for layer, rows in zip(layers, counts.tolist(), strict=True):
+        if rows:
+            layer.pending_rows = rows
+            sums = layer.covariance.no_sums() if layer.pending is None else layer.pending
+            layer.pending = [tensor.clone() for tensor in sums]  # a call in a graph may have them still
+            blocks += layer.pending
+    add_up(blocks, group)
+
+
+def _agree(layers: Sequence[LayerInputs], group: Group) -> None:
+    """Let all processes have the eigenvectors of the first.
+
+    Others may differ by a sign, or by rounding that nearly equal eigenvalues make large, and the products with them of
+    different processes could not be added up.
+    """
+    is_first = distributed.get_rank(group) == 0
+    of_low_rank = [layer for layer in layers if layer.covariance.depends_on_memory]
+    for layer in of_low_rank:  # made anew, not in place: stacks hold the old ones
+        memory = [t.clone() if is_first else torch.zeros_like(t) for t in layer.covariance.memory]
+        layer.covariance = layer.covariance.with_memory(memory, layer.covariance.rows)
+    add_up([tensor for layer in of_low_rank for tensor in layer.covariance.memory], group)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._checks import check_count, check_positive, given
-from .._linalg.roots import Factor
 from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .chart import Chart
 from .covariance import Covariance
 from .mapped import Mapped
+from .roots import Factor
 
 
 def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[Factor]:

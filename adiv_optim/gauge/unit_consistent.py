@@ -8,15 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import gauge as gauges
-from .._linalg import host
-from .._linalg.roots import Scales
-from .._linalg.shards import addresses, why_not_one_cut
+from .. import _device
+from .._distributed import addresses, why_not_one_cut
+from ..optim.mapped import Mapped
+from ..optim.roots import Scales
+from ..optim.step import Stack
+from ..optim.wrapper import OURS, check_model, unwrapped
 from ..rows.coverage import Coverage
 from ..rows.models import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
-from .mapped import Mapped
-from .step import Stack
-from .wrapper import OURS, check_model, unwrapped
+from .gauges import Gauge, NetworkGauge
+from .graph import ChannelGraph, Factors
+from .network import network_scales
+from .tracing import trace
 
 
 class ChannelScales:
@@ -25,7 +28,7 @@ class ChannelScales:
     #: No forward pass is watched.
     layers: Sequence[Any] = ()
 
-    def __init__(self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, skip: Skip) -> None:
+    def __init__(self, model: nn.Module, graph: ChannelGraph, gauge: Gauge, skip: Skip) -> None:
         self.model, self.graph, self.gauge, self.steps = model, graph, gauge, 0
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.parameters = dict(model.named_parameters())
@@ -35,7 +38,7 @@ class ChannelScales:
         self._addresses, self._overlaps = list[Any](), dict[int, str]()
         self.measurements = 0
         self._log_scales: Tensor | None = None
-        self._factors: dict[str, gauges.Factors] = {}
+        self._factors: dict[str, Factors] = {}
 
     def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
         """Look which parameters share memory, if something has changed; which the optimizer holds is no matter."""
@@ -59,7 +62,7 @@ class ChannelScales:
                     "it in skip."
                 )
             # Scales keep their own precision: those of float16 weights may lie outside of float16's range.
-            factors, dtype = factors.of_shard(parameter), host.wide(parameter)
+            factors, dtype = factors.of_shard(parameter), _device.wide_dtype(parameter)
             scales = Scales([part.to(parameter.device, dtype) for part in (factors.d, factors.e)], factors.shape)
             stacks.append(Stack([parameter], [scales]))
         return stacks
@@ -78,9 +81,7 @@ class ChannelScales:
 
     def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
-        self._log_scales = gauges.network_scales(
-            self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales
-        )
+        self._log_scales = network_scales(self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales)
         self.measurements += 1
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
@@ -121,7 +122,7 @@ class ChannelScales:
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
         """Return what resuming exactly needs: the scales in use, and the log-scales that the next ones are near."""
         device = next(iter(self.parameters.values())).device
-        none = torch.zeros(self.graph.free, dtype=host.widest(device), device=host.with_float64(device))
+        none = torch.zeros(self.graph.free, dtype=_device.widest_dtype(device), device=_device.with_float64(device))
         scales = none if self._log_scales is None else self._log_scales
         factors = self._factors or self.gauge.factors(self.graph, self.parameters, scales)
         every, found = torch.cat([scales.new_zeros(1), scales]), dict[Tensor, dict[str, Any]]()
@@ -149,7 +150,7 @@ class ChannelScales:
             for index, end in zip(self._ends(name, every), ("plus", "minus"), strict=True):
                 every[index] = entries[end]
             shape = self.graph.parameters[name].shape
-            self._factors[name] = gauges.Factors(shape, entries["d"].clone(), entries["e"].clone())
+            self._factors[name] = Factors(shape, entries["d"].clone(), entries["e"].clone())
 
 
 class UnitConsistent(Mapped):
@@ -216,13 +217,13 @@ class UnitConsistent(Mapped):
         optimizer: Optimizer,
         model: nn.Module,
         *,
-        gauge: gauges.Gauge | None = None,
+        gauge: Gauge | None = None,
         example_input: Any = None,
-        graph: gauges.ChannelGraph | None = None,
+        graph: ChannelGraph | None = None,
         skip: Skip = (),
     ) -> None:
-        gauge = gauges.NetworkGauge() if gauge is None else gauge
-        if not isinstance(gauge, gauges.Gauge):
+        gauge = NetworkGauge() if gauge is None else gauge
+        if not isinstance(gauge, Gauge):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
         check_model("UnitConsistent", model)
         model = unwrapped(model)  # torch.export cannot look into what is around it
@@ -236,7 +237,7 @@ class UnitConsistent(Mapped):
         if graph is None:
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
-            graph = gauges.trace(model, example_input)
+            graph = trace(model, example_input)
         skip = skip if isinstance(skip, str) else tuple(skip)
         watch = partial(ChannelScales, graph=graph, gauge=gauge, skip=skip)
         super().__init__(optimizer, model, watch, {"gauge": gauge, "skip": skip})

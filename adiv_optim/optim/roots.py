@@ -1,20 +1,45 @@
-"""Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
+"""Strips of symmetric matrices, and inverse roots of such: whole, or as far as they differ from c times the identity.
 
-from collections.abc import Sequence
+XᵀX is symmetric: strips of rows from the diagonal on are little more than half of it.
+"""
+
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import host
-from .grams import joined, strips_of
+from .. import _device
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
 
 #: What products of float32 numbers may be off by where torch.set_float32_matmul_precision lets a GPU round them.
 _TF32 = 2**-11
+
+#: How many rows are one strip.
+STRIP = 64
+
+
+def strips_of(size: int) -> list[tuple[int, int]]:
+    """First and last row of the strips of a matrix, nearly equal."""
+    count = max(1, size // STRIP)
+    return list(pairwise(size * k // count for k in range(count + 1)))
+
+
+def joined(strips: Iterable[Tensor]) -> Tensor:
+    """The symmetric matrix of strips, each of shape (…, rows, columns from the diagonal on)."""
+    first, *others = strips
+    matrix = first.new_empty(*first.shape[:-2], first.shape[-1], first.shape[-1])
+    start = 0
+    for strip in (first, *others):
+        end = start + strip.shape[-2]
+        matrix[..., start:end, start:] = strip
+        matrix[..., start:, start:end] = strip.mT
+        start = end
+    return matrix
 
 
 class NoRootError(ArithmeticError):
@@ -29,14 +54,14 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     for work in (matrix,) if matrix.dtype == torch.float64 else (matrix, None):
         try:
-            values, vectors = torch.linalg.eigh(host.double(matrix) if work is None else work)
+            values, vectors = torch.linalg.eigh(_device.to_float64(matrix) if work is None else work)
         except torch.linalg.LinAlgError:
             continue
         except RuntimeError as error:
             if not str(error).startswith("cusolver error"):  # most of what cuSOLVER fails by is no LinAlgError
                 raise
             continue
-        if all(host.read(_finite(values), _finite(vectors))):
+        if all(_device.read(_finite(values), _finite(vectors))):
             return values.to(matrix), vectors.to(matrix)
     raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
 
@@ -55,39 +80,23 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     """
     variances = matrix.diagonal(dim1=-2, dim2=-1)
     least = torch.where(variances > 0, variances, torch.inf).amin(-1)
-    precise = condition > _MODERATE or any(host.read((variances.amax(-1) > _MODERATE * least).any()))
+    precise = condition > _MODERATE or any(_device.read((variances.amax(-1) > _MODERATE * least).any()))
     # Entries near 1: squares of large inputs would leave float32's range on the way.
     level = variances.mean(-1) + ridge
-    shifted = host.double(matrix) if precise else matrix
+    shifted = _device.to_float64(matrix) if precise else matrix
     shifted = shifted / level[..., None, None].to(shifted.device)
     shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None].to(shifted.device))
     values, vectors = eigh(shifted)
     half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
     found = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
     inverse = found.div_(level[..., None, None].to(found).sqrt()).to(matrix)
-    if not all(host.read(_finite(inverse))):
+    if not all(_device.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     alone = (matrix != 0).sum(-1) == (variances != 0)
     inverse.masked_fill_(alone[..., None] | alone[..., None, :], 0.0)
     inverse.diagonal(dim1=-2, dim2=-1).copy_(
         torch.where(alone, (variances + ridge[..., None]).rsqrt(), inverse.diagonal(dim1=-2, dim2=-1))
     )
-    return inverse
-
-
-def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
-    """(A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
-    # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
-    level = host.double(level)[..., None, None]
-    work = host.double(matrix) / level
-    work.diagonal(dim1=-2, dim2=-1).add_(damping)
-    factor, failed = torch.linalg.cholesky_ex(work)
-    # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
-    identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
-    factor = torch.where((failed == 0)[..., None, None], factor, identity)
-    inverse = (torch.cholesky_inverse(factor) / level).to(matrix)
-    if not all(host.read((failed == 0).all(), inverse.isfinite().all())):
-        raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
     return inverse
 
 
@@ -149,7 +158,7 @@ class Whole:
     @cached_property
     def inverse(self) -> "Whole":
         """M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
-        return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
+        return Whole(torch.linalg.inv_ex(_device.to_float64(self.matrix)).inverse.to(self.matrix))
 
 
 class LowRank:
@@ -244,7 +253,7 @@ def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge:
     level = (((trace - values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
     weights = (values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
     weights = torch.where(values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
-    finite, *first = host.read((level.sum() + weights.sum()).isfinite(), level)
+    finite, *first = _device.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
         raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
     return LowRank(level if level.numel() > 1 else first[0], vectors, weights)
