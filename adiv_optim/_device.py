@@ -1,4 +1,4 @@
-"""Numbers on the host, read with one wait for the device; and what a device does: precision, autocast, graphs."""
+"""Numbers on the host, read with one wait for the device; and the ways of a device: precision, autocast, graphs."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -31,6 +31,11 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor in its precision, and in float32 at least."""
+    return tensor.to(wide_dtype(tensor))
+
+
 def widest_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of the most precise numbers that a device has."""
     return torch.float32 if device.type == "mps" else torch.float64
@@ -56,7 +61,7 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
-    """Raise while a CUDA graph, or an XPU's, is being captured: a replay would not do what Python does."""
+    """Raise while a CUDA graph, or an XPU's, is being captured: a replay would not run Python."""
     if tensor.is_cpu or torch.compiler.is_compiling():
         return
     capturing = getattr(getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None)

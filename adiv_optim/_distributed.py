@@ -75,7 +75,7 @@ def local_view(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> t
     parts = []
     for end in ends:
         part = end.view((1,) * (len(shape) - end.dim()) + end.shape)
-        if split := len(shape) - tensor.dim():  # rows are cut anywhere within what the first dimension was split into
+        if split := len(shape) - tensor.dim():  # rows are cut anywhere within the split first dimension
             part = part.expand(*shape[: split + 1], *part.shape[split + 1 :]).flatten(0, split)
         if part.shape[cut.dim] > 1:
             part = part.narrow(cut.dim, cut.start, local(tensor).shape[cut.dim])

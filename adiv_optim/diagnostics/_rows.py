@@ -118,7 +118,7 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     the weight and :math:`b_k g_k` to that of the bias, and moves its own output by
     :math:`-\eta\, (c_k \cdot x_k + b_k)\, g_k`; the whole step moves it by :math:`\Delta W x_k + \Delta b`.
     """
-    dtype = torch.promote_types(layer.get_parameter("weight").dtype, torch.float32)
+    dtype = _device.wide_dtype(layer.get_parameter("weight"))
     (input,), grad_output = call
     rows = rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
     layout = Layout.of(layer)

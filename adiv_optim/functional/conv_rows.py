@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._device import wide_dtype
 from ..corrections import Solve
 from .linears import LinearRows, Trained, summed
 from .lines import sums_over_patches
@@ -72,7 +73,7 @@ class ConvRows(Trained):
 
     def _products(self) -> tuple[Tensor, Tensor]:
         """X~ᵀX~ and X~ᵀG, in float32 at least."""
-        dtype, groups = torch.promote_types(self.patches.input.dtype, torch.float32), self.patches.geometry.groups
+        dtype, groups = wide_dtype(self.patches.input), self.patches.geometry.groups
         total = self.grad_output.sum([0, *range(2, self.grad_output.dim())], dtype=dtype).view(groups, 1, -1)
         count = total.new_full((groups, 1, 1), self.count)
         if not self.needs_weight:

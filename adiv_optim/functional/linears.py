@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .._device import without_autocast
+from .._device import wide_dtype, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from .patches import gram_of
 from .shared import (
@@ -79,7 +79,7 @@ class _Linear(Function):
         return _Linear.apply(input, weight, bias, correction, label), 0
 
 
-# torch asks for the signature at every call; found anew each time, it costs a small layer more than its products.
+# torch asks for the signature at every call; looked up anew each time, it costs a small layer more than its products.
 _Linear.forward.__signature__ = inspect.signature(_Linear.forward)  # type: ignore[attr-defined]
 
 
@@ -108,8 +108,8 @@ class Trained:
 
     def with_ones(self, weight: Tensor) -> dict[str, Tensor]:
         """A number of each row for the weight, and 1 for the bias, the frozen one left out."""
-        found = {"weight": weight} if self.needs_weight else {}
-        return {**found, "bias": torch.ones_like(weight)} if self.needs_bias else found
+        factors = {"weight": weight} if self.needs_weight else {}
+        return {**factors, "bias": torch.ones_like(weight)} if self.needs_bias else factors
 
     def split(self, solution: Tensor) -> dict[str, Tensor]:
         """Gradients of weight and bias from (…, in_features + 1, out_features)."""
@@ -155,7 +155,7 @@ class LinearRows(Trained):
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
-        dtype = torch.promote_types(self.rows.dtype, torch.float32)
+        dtype = wide_dtype(self.rows)
         wide = replace(self, rows=self.rows.to(dtype), grad_rows=self.grad_rows.to(dtype))
         few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
         solved = wide.sample_side(solve) if few else wide.feature_side(solve)

@@ -59,15 +59,15 @@ def sums_by_lines(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]
     """The same by lines."""
     size, groups = patches.kernel[0], patches.geometry.groups
     channels, across = patches.input.shape[1] // groups, math.prod(patches.kernel[1:])
-    found = summed(Lines(each).sums() for each in patches.slices(dtype, axis=1))
-    gram = found["pairs"].new_empty(groups, channels, size, across, channels, size, across)
+    sums = summed(Lines(each).sums() for each in patches.slices(dtype, axis=1))
+    gram = sums["pairs"].new_empty(groups, channels, size, across, channels, size, across)
     places = [(place, place + distance) for distance in range(size) for place in range(size - distance)]
-    for (first, second), pair in zip(places, found["pairs"], strict=True):
+    for (first, second), pair in zip(places, sums["pairs"], strict=True):
         block = pair.view(groups, channels, across, channels, across)
         gram[:, :, first, :, :, second] = block
         if first != second:
             gram[:, :, second, :, :, first] = block.permute(0, 3, 4, 1, 2)
-    totals = found["totals"].unflatten(2, (channels, -1)).movedim(0, 2)
+    totals = sums["totals"].unflatten(2, (channels, -1)).movedim(0, 2)
     return gram.flatten(4).flatten(1, 3), totals.flatten(1)[..., None]
 
 
@@ -77,7 +77,7 @@ class Lines:
     def __init__(self, patches: Patches) -> None:
         (self.step, *steps), (side, *sides), (self.gap, *gaps), groups = patches.geometry
         self.size, *across = patches.kernel
-        # A line is to `unfold` what a sample is, and the samples are an axis along which the kernel has one place.
+        # `unfold` takes a line for a sample, and the samples are an axis along which the kernel has one place.
         input = padded(patches.input, [side, *(0 for _ in sides)]).transpose(0, 2)
         each = Patches(input, [1, *across], Geometry([1, *steps], [0, *sides], [1, *gaps], groups))
         #: (groups, lines, samples × other positions, channels × other axes of the kernel).
@@ -93,7 +93,7 @@ class Lines:
         }
 
     def _read(self, lines: Tensor, place: int) -> Tensor:
-        """What a place reads in all patches: (groups, rows, features of a line)."""
+        """Return the lines that a place reads in all patches: (groups, rows, features of a line)."""
         start = place * self.gap
         return lines[:, start : start + self.step * (self.count - 1) + 1 : self.step].flatten(1, 2)
 

@@ -148,12 +148,12 @@ class Patches(NamedTuple):
 
     def at(self, index: Tensor) -> Tensor:
         """The patches whose numbers, ascending, are in `index`: (groups, n, features)."""
-        found, before = [], 0
+        rows, before = [], 0
         for patches in (part.unfold() for part in self.slices(self.input.dtype)):
             here = (index >= before) & (index < before + patches.shape[1])
-            found.append(patches[:, index[here] - before])
+            rows.append(patches[:, index[here] - before])
             before += patches.shape[1]
-        return torch.cat(found, 1)
+        return torch.cat(rows, 1)
 
 
 def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:

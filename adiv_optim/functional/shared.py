@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._device import wide_dtype
+
 #: A temporary of a tensor's size is built in this many slices at most,
 SLICES = 8
 #: and none of them has fewer numbers than this.
@@ -63,7 +65,7 @@ _apply_eagerly = torch.compiler.disable(apply)
 
 def trains(*parameters: Tensor | None) -> bool:
     """Whether a parameter may get a gradient: without one torch's own function does, and keeps no input for it."""
-    # The tensors of a torch.func transform do not say, and a compiler finds out by itself what a backward needs.
+    # The tensors of a torch.func transform do not say, and a compiler finds the needs of a backward by itself.
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return any(parameter is not None and parameter.requires_grad for parameter in parameters)
@@ -77,7 +79,7 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
         >>> squared_norm(torch.tensor([[3.0, 4.0]], dtype=torch.float16), dim=1)
         tensor([25.])
     """
-    dtype = torch.promote_types(input.dtype, torch.float32)
+    dtype = wide_dtype(input)
     if dim % input.dim() in (0, input.dim() - 1):
         return torch.linalg.vector_norm(input, dim=dim, dtype=dtype).square()
     # vector_norm is slow on the CPU along a dimension in the middle.

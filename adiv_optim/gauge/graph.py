@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._device import wide_dtype
 from .._distributed import local, local_view
 
 
@@ -30,7 +31,7 @@ class Factors(NamedTuple):
 
     def divide(self, parameter: Tensor) -> Tensor:
         """Return W' = W / (d e), in float32 at least; as sharded as the parameter is."""
-        wide = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+        wide = parameter.detach().to(wide_dtype(parameter), copy=True)
         part, (shape, d, e) = local(wide), self.of_shard(parameter)
         part.copy_((part.view(shape) / d.to(part)).div_(e.to(part)).view(part.shape))
         return wide

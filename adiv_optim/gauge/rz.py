@@ -172,7 +172,7 @@ def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
         False
     """
     _check(weight, 1, 0)
-    row_scale, canonical, column_scale = rz_scaling(weight.to(_device.wide_dtype(weight)))
+    row_scale, canonical, column_scale = rz_scaling(_device.at_least_float32(weight))
     if rtol is None:
         rtol = 10 * max(canonical.shape[-2:]) * torch.finfo(canonical.dtype).eps
     inverse = torch.linalg.pinv(canonical, rtol=rtol)

@@ -70,8 +70,8 @@ class GaussNewton(Optimizer):
     weights and the damping stay as they were.
 
     A step needs about :math:`b\,(nP + \max(3cP, 2nP + 2m^2))` bytes for n residuals and P parameters of b bytes each,
-    with m the smaller of the two, where c is n, or the residuals of `chunk_size` samples; what these keep for their
-    backward pass comes on top. A step that needs more than is free is refused before J is computed.
+    with m the smaller of the two, where c is n, or the residuals of `chunk_size` samples; activations that they keep
+    for their backward pass come on top. A step that needs more than is free is refused before J is computed.
 
     Args:
         network: any module that torch.func can differentiate; its trainable parameters are stepped, those that belong

@@ -1,4 +1,4 @@
-"""What the wrappers that measure inputs have in common: names, checks, words, numbers for loggers, rows by hand."""
+"""Parts of the wrappers that measure inputs: names, checks, words, numbers for loggers, rows by hand."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from .roots import Factor
 from .watch import Watch
 from .wrapper import OURS
 
-#: How the names begin of what such a wrapper remembers.
+#: How the names begin of the entries of such a wrapper in a state dict.
 PREFIX = f"{OURS}inputs."
 
 
@@ -33,7 +33,7 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
     Args:
         self: the wrapper.
         layer: a layer of the model.
-        rows: (…, in_features), or what a convolution reads; not differentiated.
+        rows: (…, in_features), or an input of a convolution; not differentiated.
 
     Raises:
         ValueError: the optimizer does not measure this layer.

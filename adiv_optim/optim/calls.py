@@ -30,7 +30,7 @@ class Call:
     def __init__(self, layer: Any, sums: list[Tensor], rows: int, node: Any, is_own: bool) -> None:
         self.layer, self.covariance = weakref.ref(layer), layer.covariance
         self.sums, self.rows = sums, rows
-        #: The weight's node in the graph, and whether that writes to .grad of what the optimizer holds.
+        #: The weight's node in the graph, and whether that writes to .grad of the optimizer's parameter.
         self.node, self.is_own = node, is_own
         #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
         self.outer = backward_pass()
@@ -65,7 +65,7 @@ class Call:
 
 
 def nodes_of(output: Any) -> Collection[Any]:
-    """The nodes of the graph that made what a layer returned."""
+    """Return the nodes of the graph that made a layer's output."""
     if isinstance(output, Tensor):
         return () if output.grad_fn is None else (output.grad_fn,)
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
@@ -95,11 +95,11 @@ class InputHook:
         self.token = torch.tensor([key], device="cpu")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"layer": _gone}
+        return {"layer": _no_layer}
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         layer = self.layer()
-        # Not module.training: fine-tuning under eval() is usual.
+        # Not module.training: many fine-tune under eval().
         if layer is None or not torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.jit.is_tracing():
             return
         if getattr(module, "_is_replica", False):
@@ -128,14 +128,14 @@ class InputHook:
             layer.add(layer.modules[self.place], input, output)
 
 
-def _gone() -> None:
-    """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""
+def _no_layer() -> None:
+    """Return None, as a dead weak reference does; torch.compile traces a function."""
 
 
 @has_side_effect
 @torch.compiler.allow_in_graph
 def _count_in_graph(token: Tensor, input: Tensor) -> None:
-    # Of a backend that runs what it is given as it is, which is no fake tensor; checkpoints keep the token.
+    # Of a backend that runs the graph as it is, which is no fake tensor; checkpoints keep the token.
     _count_rows(token.clone() if type(token) is Tensor else token, input.detach())
 
 

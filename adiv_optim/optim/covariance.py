@@ -1,4 +1,4 @@
-"""Second moments of the rows that a layer reads: sums with the factor decay^age, and what they tell.
+"""Second moments of the rows that a layer reads: sums with the factor decay^age, their means and roots.
 
 None is changed in place: stacks have the old ones, and a checkpoint may have their tensors.
 """
@@ -18,7 +18,7 @@ from ..functional.patches import Patches, gram_of
 from ..rows.layers import Layout
 from .roots import LowRank, Whole, inverse_root, joined, low_rank_inverse_root, strips_of, subspace_iteration
 
-#: Sums over some rows, one tensor for each part of what is remembered that rows are added to.
+#: Sums over some rows, a tensor for each part of the memory that rows are added to.
 Sums = list[Tensor]
 
 
@@ -28,9 +28,9 @@ def added(sums: Sums | None, more: Sums) -> Sums:
 
 
 class MeanSquare:
-    """The mean of the squares of what a layer reads; the bias has no place in it."""
+    """The mean square of the entries that a layer reads; the bias has no place in it."""
 
-    #: Whether sums are products with what is remembered, and belong to no other.
+    #: Whether sums are products with the memory, and belong to no other.
     depends_on_memory = False
     #: The inputs, block by block, that a factor multiplies.
     blocks: Sequence[slice] = (slice(None),)
@@ -38,11 +38,11 @@ class MeanSquare:
     def __init__(self, module: nn.Module, with_bias: bool = False) -> None:
         weight, layout = local(module.get_parameter("weight")), Layout.of(module)
         self.groups, self.features = layout.groups, layout.features(weight)
-        #: What is remembered, and how many rows it is of, counted likewise.
+        #: Sums with fading weights, and the number of their rows, which fades likewise.
         self.memory, self.rows = self._zeros(weight.device, _device.wide_dtype(weight)), 0.0
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """What is remembered before the first row."""
+        """Return the memory before the first row."""
         return [torch.zeros(1, dtype=dtype, device=device)]
 
     def no_sums(self) -> Sums:
@@ -50,12 +50,12 @@ class MeanSquare:
         return [torch.zeros_like(tensor) for tensor in self.memory]
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
-        """Yield sums over parts of what is read, with the number of rows in each.
+        """Yield sums over parts of the input, with the number of rows in each.
 
         Args:
-            patches: what is read.
+            patches: the rows of the input.
             dtype: of the sums.
-            bias_entry: what rows have in the place of the bias: 1, or 0 of rows of derivatives.
+            bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
             step: chooses the rows that count where not all do.
         """
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
@@ -65,7 +65,7 @@ class MeanSquare:
         """Let sums of so many rows in, and older ones fade.
 
         Raises:
-            NoRootError: eigenvectors could not be found.
+            NoRootError: no eigenvectors within float64.
         """
         return self.with_memory(_decayed(self.memory, sums, decay), decay * self.rows + rows)
 
@@ -188,8 +188,8 @@ class LowRankCovariance(Covariance):
     .. math:: S = \tilde X^\top (\tilde X U) + \mathrm{decay} \cdot U \Lambda, \qquad
               U' \Lambda' U'^\top \approx S (U^\top S)^{-1} S^\top
 
-    and A's trace is kept beside them: 4 n d rank multiplications for n rows, and d rank numbers, where A itself takes
-    n d² and d². What earlier rows had outside of U counts in the trace alone. Remembered of a block are U, UΛ and the
+    and A's trace is kept beside them: 4 n d rank multiplications for n rows, and d rank numbers, where A itself takes n
+    d² and d². The part of earlier rows outside of U counts in the trace alone. Remembered of a block are U, UΛ and the
     trace; sums are those of S and of the trace. `rank` of each block is less than it has columns; for the other
     arguments see `Covariance`.
     """
@@ -249,7 +249,7 @@ class LowRankCovariance(Covariance):
         return self.with_memory(memory, decay * self.rows + rows)
 
     def extremes(self) -> Tensor:
-        """Of what is used in the place of A: all eigenvalues but the leading ones are their mean."""
+        """Return those of the approximation to A: all eigenvalues but the leading ones are their mean."""
         ends = []
         for (trace, values, _), size in zip(self.spectra(), self.sizes, strict=True):
             rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)

@@ -1,4 +1,4 @@
-"""The optimizer inside: what its step reads of the weights, and how it decays them."""
+"""The optimizer inside: how far its step reads weights, and how it decays them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -86,7 +86,7 @@ class GradientOnly(OptimizerWrapper):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "_later": self._later}
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class GradientOnly(OptimizerWrapper):
             found = self.coverage().skipped if self._own_steps == 2 else {}
             uncalled = [
                 path for path, p in self.model.named_parameters()
-                # Some loops give zeros to what a batch did not reach.
+                # Some loops give zeros to parameters that a batch did not reach.
                 if found.get(path) == UNCALLED and p.grad is not None and bool(p.grad.any())
             ]  # fmt: skip
             if uncalled:
@@ -125,7 +125,7 @@ class GradientOnly(OptimizerWrapper):
         return report(self, self.model, found, "no correction attached")
 
     def metrics(self) -> dict[str, float]:
-        """Return plain numbers for a logger: shares of what is corrected, and how many corrected layers have run."""
+        """Return plain numbers for a logger: corrected shares, and how many corrected layers have run."""
         report, layers = self.coverage(), self._layers()
         return self._metrics(report, {"layers": len(layers), "layers_seen": sum(layer._ran for layer in layers)})
 

@@ -1,8 +1,8 @@
-"""What layers read, summed in forward passes without keeping activations; it counts once a backward pass has come by.
+"""Sums over the inputs of layers, from forward passes; they count once a backward pass has come by.
 
 In a graph of torch.compile one operation counts, which the compiler does not look into. Within transforms of torch.func
-the rows are those of the primal tensor, once: tangents add none, and what vmap maps over is one more dimension of rows.
-Of neither is a backward pass seen: their rows count at once, if the weight has a gradient at the step.
+the rows are those of the primal tensor, once: tangents add none, and a dimension that vmap maps over is one more of
+rows. Of neither is a backward pass seen: their rows count at once, if the weight has a gradient at the step.
 """
 
 import weakref
@@ -24,20 +24,20 @@ from .covariance import MeanSquare, Sums, added
 
 
 class LayerInputs:
-    """Sums over what a layer reads, and their running mean; one for each weight: modules that share one add up.
+    """Sums over the inputs of a layer, and their running mean; one for each weight: modules that share one add up.
 
     Args:
         name: the weight's name, for messages and checkpoints.
         modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
         with_bias: whether the bias is treated with the weight.
-        make: (layer, with_bias) → what is remembered of its inputs, before the first row.
+        make: (layer, with_bias) → the covariance of its inputs, before the first row.
     """
 
     def __init__(
         self, name: str, modules: list[nn.Module], with_bias: bool, make: Callable[[nn.Module, bool], MeanSquare]
     ) -> None:
         self.name, self.modules, self.with_bias, self.make = name, modules, with_bias, make
-        #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
+        #: The optimizer's parameters: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
         self.layout, self.shape = Layout.of(modules[0]), self.weight.shape
@@ -51,10 +51,10 @@ class LayerInputs:
         self.failures = self.spoiled = 0
         #: The scale that its weight was last stepped in, of a chart that holds the scaled weights; 0 is none.
         self.held_scale = 0.0
-        #: Changes whenever what has arrived is forgotten: a call counts once in each.
+        #: Changes whenever arrived sums are dropped: a call counts once in each.
         self.window = 0
         self.covariance = make(modules[0], with_bias)
-        #: What follows from it, as the chart says; None before the first measurement.
+        #: Its factors by the chart; None before the first measurement.
         self.factors: list[Any] | None = None
         self.forget()
         self._register()
@@ -118,9 +118,9 @@ class LayerInputs:
 
         Args:
             module: the layer that reads.
-            input: what it reads.
-            output: what it has made of that; None where that is not known, and the rows count at once.
-            bias_entry: what rows have in the place of the bias: 1, or 0 of rows of derivatives.
+            input: of this call.
+            output: of this call; None where it is not known, and the rows count at once.
+            bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
         """
         # functional_call and fully_shard put other weights in its place, to_empty() one with memory; the step tells.
         present = module._parameters.get("weight")

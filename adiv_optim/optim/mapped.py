@@ -38,8 +38,8 @@ class Mapped(OptimizerWrapper):
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model whose parameters it steps on.
-        watch: makes what is measured of the model.
-        settings: what the wrapper was built with, as its repr shows it.
+        watch: model → the measurements of it.
+        settings: the arguments of the wrapper, as its repr shows them.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -47,17 +47,17 @@ class Mapped(OptimizerWrapper):
             the first step at the latest, or is such a wrapper itself.
     """
 
-    #: How the names of what it remembers begin.
+    #: How the names of its entries in a state dict begin.
     prefix: ClassVar[str] = OURS
-    #: Settings, whole numbers or None, that the shapes of what it remembers follow from.
+    #: Settings, whole numbers or None, that the shapes of these entries follow from.
     shaping: ClassVar[Sequence[str]] = ()
     #: Whether weights are mapped too, or gradients alone.
     moves_weights: ClassVar[bool] = True
-    #: What a user may do where little is treated.
+    #: The remedy where little is treated.
     remedy: ClassVar[str] = ""
 
     model: nn.Module
-    #: What is measured; None once this is detached.
+    #: The measurements; None once this is detached.
     watch: Watching | None = None
 
     def __init__(
@@ -75,7 +75,7 @@ class Mapped(OptimizerWrapper):
         self._warn_of_little()
 
     def _warn_of_little(self) -> None:
-        """Warn if less than half of what the optimizer trains is treated."""
+        """Warn if less than half of the trained elements are treated."""
         coverage = self.coverage().without_frozen_or_skipped()
         if coverage.elements and coverage.element_share < 0.5:
             warn(
@@ -88,7 +88,7 @@ class Mapped(OptimizerWrapper):
         return [group["params"] for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "watch": self.watch, "_settings": self._settings}
 
     @property
@@ -163,8 +163,8 @@ class Mapped(OptimizerWrapper):
     def detach(self) -> nn.Module:
         """Return the model, which is the plain one at all times, and take plain steps from now on.
 
-        Its hooks come off. The inner optimizer keeps its state. What it has gathered so far (momentum, second moments)
-        is of mapped gradients, and takes some steps to be forgotten; to begin anew, build another optimizer.
+        Its hooks come off. The inner optimizer keeps its state. Its averages (momentum, second moments) are of mapped
+        gradients, and take some steps to fade; to begin anew, build another optimizer.
         """
         for layer in self.watch.layers if self.watch is not None else ():
             layer.remove_hooks()
@@ -179,7 +179,7 @@ class Mapped(OptimizerWrapper):
         return report(self, self.model, self.watch.coverage(), unknown)
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last as flat numbers, for any logger; what is treated is a share in [0, 1]."""
+        """Return the last measurements as flat numbers, for any logger, with the treated shares in [0, 1]."""
         return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
 
     def _saved_state(self) -> dict[Any, Any]:
@@ -192,7 +192,7 @@ class Mapped(OptimizerWrapper):
         return {} if self.watch is None else self.watch.remembered()
 
     def _shown(self) -> dict[Tensor, dict[str, Any]]:
-        """What a checkpoint has of each parameter beside the state that the optimizer keeps of it.
+        """Return the entries of a checkpoint beside the state that the optimizer keeps of each parameter.
 
         Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
         One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.

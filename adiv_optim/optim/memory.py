@@ -1,4 +1,4 @@
-"""What a watch over layers remembers, for checkpoints, and what it says of parameters."""
+"""The memory of a watch over layers in checkpoints, and its words on parameters."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from .layer_inputs import LayerInputs
 from .roots import NoRootError
 from .wrapper import OURS
 
-#: What may be done about a checkpoint that does not fit.
+#: The remedy for a checkpoint that does not fit.
 _REMEDY = (
     "load what was saved of the same model with the same settings, or leave the names out that begin with "
     f"{OURS!r} to measure anew"
@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 def remembered_by(layers: Sequence[LayerInputs]) -> dict[Tensor, dict[str, Any]]:
-    """Return by weight what a checkpoint has: averages alone, since factors follow from them."""
+    """Return the entries of a checkpoint by weight: averages alone, since factors follow from them."""
     every: dict[Tensor, dict[str, Any]] = {}
     for layer in layers:
         covariance, weight = layer.covariance, layer.weight
@@ -98,7 +98,7 @@ def why_inactive(layers: Sequence[LayerInputs]) -> str:
 
 
 def _is_uncalled(layer: LayerInputs) -> bool:
-    """Whether its weight has a gradient, though it has not been called since it was found."""
+    """Whether its weight has a gradient, though it has not been called since the watch began."""
     return layer.missed >= 2 and not layer.called and layer.factors is None and layer.has_gradient()
 
 

@@ -26,7 +26,7 @@ def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
 
 def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
     """(A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
-    # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
+    # In units of the mean eigenvalue, in float64: λ may be far below the resolution of float32 beside A.
     level = _device.to_float64(level)[..., None, None]
     work = _device.to_float64(matrix) / level
     work.diagonal(dim1=-2, dim2=-1).add_(damping)
@@ -49,11 +49,11 @@ class Preconditioned(Mapped):
     .. math:: \tilde G' = \tilde G (A + \lambda I)^{-1}, \qquad \tilde G = [G_W, g_b]
 
     and p.grad is the plain gradient again after the step. It is `BatchIdeal` with a memory: sums over rows, so that
-    micro-batches and processes give exactly what the joined batch gives. Behind plain SGD it is FOOF (Benzing 2022),
-    and what `Whitened(SGD, graft_norm=False)` does; around Muon it is Newton-Muon (arXiv 2604.01472), around AdamW DoPr
+    micro-batches and processes give exactly the step of the joined batch. Behind plain SGD it is FOOF (Benzing
+    2022), as `Whitened(SGD, graft_norm=False)` is; around Muon it is Newton-Muon (arXiv 2604.01472), around AdamW DoPr
     (arXiv 2606.06418).
 
-    Which layers are treated, when A is measured, and what micro-batches, processes, compilation and checkpoints mean,
+    Which layers are treated, when A is measured, and the part of micro-batches, processes, compilation and checkpoints,
     is as for `Whitened`. Gradient clipping before the step sees the plain gradient. An optimizer that keeps weights in
     its state may be wrapped. Where its step fails, gradients are restored, and weights are where it left them.
 

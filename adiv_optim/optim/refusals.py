@@ -57,10 +57,10 @@ def refuse_kept_weights(name: str, optimizer: Optimizer, before: Mapping[Tensor,
             copies = [parameter, *([before[parameter]] if parameter in before else [])]
             entries += [key for key, value in each.state[parameter].items() if any(_is_copy(value, c) for c in copies)]
         if entries:
-            own = type(each).__name__
+            within = type(each).__name__
             raise ValueError(
-                f"{name} around {own}, whose state holds weights or a distance between weights ({entries[0]}): it "
-                f"would mix those of one step's variables with another's. Use {own} without {name}, or wrap an "
+                f"{name} around {within}, whose state holds weights or a distance between weights ({entries[0]}): it "
+                f"would mix those of one step's variables with another's. Use {within} without {name}, or wrap an "
                 f"optimizer that reads p and p.grad; a Lookahead goes around it: Lookahead({name}(AdamW(…), model))."
             )
 

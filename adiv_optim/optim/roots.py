@@ -16,7 +16,7 @@ from .. import _device
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
 
-#: What products of float32 numbers may be off by where torch.set_float32_matmul_precision lets a GPU round them.
+#: The error of products of float32 numbers where torch.set_float32_matmul_precision lets a GPU round them.
 _TF32 = 2**-11
 
 #: How many rows are one strip.
@@ -58,7 +58,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
         except torch.linalg.LinAlgError:
             continue
         except RuntimeError as error:
-            if not str(error).startswith("cusolver error"):  # most of what cuSOLVER fails by is no LinAlgError
+            if not str(error).startswith("cusolver error"):  # few errors of cuSOLVER are LinAlgErrors
                 raise
             continue
         if all(_device.read(_finite(values), _finite(vectors))):
@@ -76,7 +76,7 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
 
     By eigenvalues; in float64 where `condition`, an upper bound of the condition number of A + λI, is large, or columns
     are far apart in scale. A column that is 0 off A's diagonal, as of an
-    input that is always 0, is exactly so in the root: rounding there would make a gradient of what has none.
+    input that is always 0, is exactly so in the root: rounding there would make a gradient where there is none.
     """
     variances = matrix.diagonal(dim1=-2, dim2=-1)
     least = torch.where(variances > 0, variances, torch.inf).amin(-1)
@@ -88,8 +88,8 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None].to(shifted.device))
     values, vectors = eigh(shifted)
     half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
-    found = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
-    inverse = found.div_(level[..., None, None].to(found).sqrt()).to(matrix)
+    product = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
+    inverse = product.div_(level[..., None, None].to(product).sqrt()).to(matrix)
     if not all(_device.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     alone = (matrix != 0).sum(-1) == (variances != 0)
@@ -101,7 +101,7 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
 
 
 def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the eigenvalues and eigenvectors of what S = AU tells of A; the columns of U are orthonormal.
+    r"""Return the eigenvalues and eigenvectors of A as far as S = AU tells; the columns of U are orthonormal.
 
     .. math:: A \approx S (U^\top S)^{-1} S^\top = U' \Lambda U'^\top
 
@@ -117,8 +117,8 @@ def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Te
     factor = torch.full_like(inner, torch.nan)
     for rounding in (_TF32, torch.finfo(inner.dtype).eps):
         small = 10 * rounding * (1 + inner.diagonal(dim1=-2, dim2=-1).sum(-1))
-        found, failed = torch.linalg.cholesky_ex((inner + inner.mT) / 2 + small[..., None, None] * identity)
-        factor = torch.where((failed == 0)[..., None, None], found, factor)
+        triangle, failed = torch.linalg.cholesky_ex((inner + inner.mT) / 2 + small[..., None, None] * identity)
+        factor = torch.where((failed == 0)[..., None, None], triangle, factor)
     orthonormal, rest = torch.linalg.qr(sketch)
     half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
     # Shifted by the mean eigenvalue, for `eigh`: small eigenvalues lose digits by it, which large ones do not need.
@@ -162,7 +162,7 @@ class Whole:
 
 
 class LowRank:
-    """M = c I + U diag(s) Uᵀ, c being `level`, of shape (…), or a number, which costs no pass of its own."""
+    """M = c I + U diag(s) Uᵀ, c being `level`, of shape (…), or a number, which costs no further pass."""
 
     def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
         self.level, self.vectors, self.weights = level, vectors, weights
@@ -202,7 +202,7 @@ class Scales:
     """A diagonal M, for one parameter: positive factors d, e, … that broadcast to a view of it and multiply it.
 
     Args:
-        factors: numbers or tensors; of a sharded parameter about the part that is held here.
+        factors: numbers or tensors; of a sharded parameter about the part of this process.
         shape: of the view; None is the parameter's own.
     """
 
@@ -230,7 +230,7 @@ class Scales:
         return Scales([1 / factor for factor in self.factors], self.shape)
 
 
-#: What [W, b] is multiplied with from the right.
+#: A matrix that [W, b] is multiplied with from the right.
 Factor = Whole | LowRank | Scales
 
 

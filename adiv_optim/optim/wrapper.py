@@ -15,11 +15,11 @@ from ..corrections import Correction
 from ..rows.coverage import Coverage
 from .reports import explain_replaced_parameters
 
-#: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
+#: How the names begin of entries that wrappers add to the optimizer's in a state dict.
 OURS = "adiv_optim."
 #: Where a state dict has this of parameters that the optimizer has no state of yet.
 WAITING = f"{OURS}waiting"
-#: The module whose functions read `state` for what is to be saved.
+#: The module whose functions read `state` to save it.
 _CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 _ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 
@@ -27,7 +27,7 @@ _ORDER = " These are the arguments in the wrong order: the optimizer comes first
 def _of_inner(name: str) -> Any:
     """A property that is the inner optimizer's, to be read and set."""
     doc = f"The inner optimizer's {name}."
-    return property(lambda own: getattr(own.inner, name), lambda own, value: setattr(own.inner, name, value), doc=doc)
+    return property(lambda self: getattr(self.inner, name), lambda self, new: setattr(self.inner, name, new), doc=doc)
 
 
 class OptimizerWrapper(Optimizer):
@@ -49,7 +49,7 @@ class OptimizerWrapper(Optimizer):
 
     inner: Optimizer
     param_groups, defaults = _of_inner("param_groups"), _of_inner("defaults")
-    #: Steps of this object, whether one of them had a gradient, and what it has warned of.
+    #: Steps of this object, whether one of them had a gradient, and the warnings that it gave.
     _steps, _fed, _told = 0, False, frozenset[str]()
 
     def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
@@ -74,15 +74,15 @@ class OptimizerWrapper(Optimizer):
                 f"ScheduleFreeWrapper({name}(…), …); a correction goes on the model by attach, without a wrapper."
             )
         # Optimizer.__init__ would build param_groups anew; the way in that unpickling takes only fills in
-        # the hook tables, which is what a wrapper needs.
+        # the hook tables, all that a wrapper needs.
         super().__setstate__({"inner": optimizer})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {"inner": self.inner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what a copy or a pickle kept; groups and state, which programs reset by this call, go to `inner`."""
+        """Take the entries of a copy or a pickle; groups and state, which programs reset so, go to `inner`."""
         inside = {name: value for name, value in state.items() if name in ("param_groups", "state")}
         super().__setstate__({name: value for name, value in state.items() if name not in inside})
         if inside:
@@ -90,9 +90,9 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def state(self) -> Any:
-        """The inner optimizer's own mapping, to read and to write; what a wrapper remembers is in `state_dict()` alone.
+        """The inner optimizer's own mapping, to read and to write; the memory of wrappers is in `state_dict()` alone.
 
-        torch.distributed.checkpoint, which looks here for the names of what a checkpoint has, sees a copy with both.
+        torch.distributed.checkpoint, which looks here for the names in a checkpoint, sees a copy with both.
         """
         if sys._getframe(1).f_globals.get("__name__") == _CHECKPOINT:
             return MappingProxyType(self._saved_state())
@@ -103,11 +103,11 @@ class OptimizerWrapper(Optimizer):
         self.inner.state = value
 
     def _saved_state(self) -> dict[Any, Any]:
-        """By parameter, what `state_dict` has of it."""
+        """Return the entries of `state_dict` by parameter."""
         return self.inner._saved_state() if isinstance(self.inner, OptimizerWrapper) else self.inner.state
 
     def settings(self) -> dict[str, Any]:
-        """Return what the wrapper was built with, as its repr shows it."""
+        """Return the arguments that the wrapper was built with, as its repr shows them."""
         return {}
 
     def __repr__(self) -> str:
@@ -115,13 +115,13 @@ class OptimizerWrapper(Optimizer):
         return f"{type(self).__name__}({', '.join([repr(self.inner), *settings])})"
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last as a flat dict of numbers, for any logger."""
+        """Return the last measurements as a flat dict of numbers, for any logger."""
         return self.inner.metrics() if isinstance(self.inner, OptimizerWrapper) else {}
 
-    def _metrics(self, coverage: Coverage, own: dict[str, float]) -> dict[str, float]:
-        """What the inner optimizer has measured, the shares of what is treated, and what is this wrapper's own."""
+    def _metrics(self, coverage: Coverage, numbers: dict[str, float]) -> dict[str, float]:
+        """Return the numbers of the inner optimizer, the treated shares, and the numbers of this wrapper."""
         shares = {"treated_parameters": coverage.parameter_share, "treated_elements": coverage.element_share}
-        every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | own).items()}
+        every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
         return OptimizerWrapper.metrics(self) | every
 
     def _why_lost(self, model: nn.Module, has_changed: bool = False) -> str:
@@ -146,7 +146,7 @@ class OptimizerWrapper(Optimizer):
             kwargs: arguments of the inner optimizer's `step`.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
             RuntimeError: in torch.inference_mode().
@@ -190,10 +190,10 @@ class OptimizerWrapper(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict into the inner optimizer.
 
-        What the wrapper remembers is looked at first, then the inner optimizer takes its own part as it always does.
+        The memory of the wrapper is looked at first, then the inner optimizer takes its part as it always does.
 
         Raises:
-            ValueError: what another wrapper remembers, or the inner optimizer's own error; nothing has changed then.
+            ValueError: entries of another wrapper, or the inner optimizer's own error; nothing has changed then.
         """
         check_dict(state_dict, f"{type(self).__name__}: state_dict", "load what state_dict() returned")
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -229,12 +229,12 @@ def _no_optimizer(name: str, value: object) -> TypeError:
 
 
 def ours(entries: Any) -> list[str]:
-    """The names of what wrappers remember of a parameter, in its part of a state or of a state dict."""
+    """Return the names of the entries that wrappers add, in a parameter's part of a state dict."""
     return [name for name in entries if isinstance(name, str) and name.startswith(OURS)]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, whose parameters have other names in DistributedDataParallel and what torch.compile returns."""
+    """Return the model itself, which DistributedDataParallel and torch.compile give other names."""
     while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
         inside: Any = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
         model = inside
@@ -251,12 +251,12 @@ def check_model(name: str, model: nn.Module) -> None:
 def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
     """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
     check_model(name, model)
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    in_groups = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(model.named_parameters())
-    if not any(id(parameter) in held for parameter in named.values()):
+    if not any(id(parameter) in in_groups for parameter in named.values()):
         first = next(iter(named), "none")
         raise ValueError(
-            f"{name}: none of the {len(held)} tensors the optimizer holds is a parameter of the model "
+            f"{name}: none of the {len(in_groups)} tensors the optimizer holds is a parameter of the model "
             f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
             "parameters(), after any deepcopy that makes new ones."
         )

@@ -1,4 +1,4 @@
-"""Layers whose rows are known: what their weights multiply, what stands in for them, and which are reached."""
+"""Layers whose rows are known: the rows that weights multiply, corrected layers, and which parameters are reached."""
 
 from .coverage import Coverage
 from .layers import CorrectedLinear, CorrectedTransposed, register
