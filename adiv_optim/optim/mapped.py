@@ -1,12 +1,11 @@
 """The optimizer that steps on other variables than the model's weights, whoever measures which."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .._checks import warn
@@ -14,11 +13,11 @@ from .._device import refuse_capture, without_autocast
 from ..rows.coverage import Coverage
 from .chart import Watching
 from .decay import decay_factors, has_step_hooks, has_zero_lr
-from .memory import check_entries
+from .memory import Memory
 from .refusals import refuse_kept_weights, refuse_within, unknown_parameters
 from .reports import report
 from .step import take_step
-from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
+from .wrapper import OURS, OptimizerWrapper, check_same_parameters, unwrapped
 
 #: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
 _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
@@ -182,79 +181,23 @@ class Mapped(OptimizerWrapper):
         """Return the last measurements as flat numbers, for any logger, with the treated shares in [0, 1]."""
         return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
 
-    def _saved_state(self) -> dict[Any, Any]:
-        every = defaultdict(dict, super()._saved_state())
-        for parameter, entries in self._shown().items():
-            every[parameter] = {**every[parameter], **entries}
-        return every
-
-    def _remembered(self) -> Mapping[Tensor, dict[str, Any]]:
-        return {} if self.watch is None else self.watch.remembered()
-
-    def _shown(self) -> dict[Tensor, dict[str, Any]]:
-        """Return the entries of a checkpoint beside the state that the optimizer keeps of each parameter.
-
-        Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
-        One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
-        """
-        remembered, every = self._remembered(), [p for group in self._parameters() for p in group]
-        if self.watch is None or not remembered:
-            return {}
-        with_state = [p for p in every if self.inner.state.get(p)]
-        shown = with_state if with_state or not self.watch.steps else every
-        return {p: self._named(remembered.get(p, {})) for p in shown}
-
-    def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+    def _memory(self, watch: Watching) -> Memory:
         settings = {name: self._settings[name] or 0 for name in self.shaping}
-        every = {"steps": self.watch.steps if self.watch else 0, **settings, **entries}
-        return {self.prefix + name: value for name, value in every.items()}
+        return Memory(type(self).__name__, self.prefix, settings, watch, self.inner)
 
-    def _keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
-        """Each parameter, and the key of its part in a state dict: a number, or its name."""
-        for group, saved in zip(self.param_groups, state_dict.get("param_groups", ()), strict=False):
-            yield from zip(group["params"], saved.get("params", ()), strict=False)
+    def _saved_state(self) -> dict[Any, Any]:
+        saved = super()._saved_state()
+        return saved if self.watch is None else self._memory(self.watch).beside(saved)
 
     def _state_dict(self) -> dict[str, Any]:
-        plain, remembered = dict(super()._state_dict()), self._remembered()
-        shown, keys = self._shown(), dict(self._keys(plain))
-        more = {keys[p]: {**plain["state"].get(keys[p], {}), **entries} for p, entries in shown.items()}
-        plain |= {"state": {**plain["state"], **more}} if more else {}
-        if self.watch is None or not self.watch.steps:
-            return plain
-        # Of layers that have seen rows, and of weights that have scales.
-        seen = {p: entries for p, entries in remembered.items() if entries.get("rows", 1)}
-        waiting = {keys[p]: self._named(entries) for p, entries in seen.items() if p in keys and p not in shown}
-        return plain | ({WAITING: waiting} if waiting else {})
+        plain = super()._state_dict()
+        return plain if self.watch is None else self._memory(self.watch).added_to(plain)
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        remembered = self._remembered()
-        loaded: dict[Tensor, dict[str, Any]] = {}
-        parameters = {key: parameter for parameter, key in self._keys(state_dict)}
-        rest: dict[str, dict[Any, Any]] = {part: dict(state_dict.get(part, {})) for part in ("state", WAITING)}
-        for part, key in [(part, key) for part, saved in rest.items() for key in saved]:
-            entries = rest[part][key]
-            names = [n for n in ours(entries) if n.startswith(self.prefix)] if self.watch is not None else []
-            # A flat checkpoint that lacks a name has given an empty dict for it.
-            mine = {n: entries[n] for n in names if entries[n] != {}}
-            if mine and key in parameters:  # else the optimizer refuses the groups
-                wanted = self._named(remembered.get(parameters[key], {}))
-                place = f"{type(self).__name__}: state_dict[{part!r}][{key!r}]"
-                check_entries(mine, wanted, [self.prefix + setting for setting in self.shaping], place)
-                loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
-            if names:
-                rest[part][key] = {n: value for n, value in entries.items() if n not in names}
-                if not rest[part][key]:
-                    del rest[part][key]
-        super()._load_state_dict({**state_dict, **rest})
         if self.watch is None:
+            super()._load_state_dict(state_dict)
             return
-        self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
-        self.watch.load(loaded)
-        kept = rest["state"]
-        lacking = [p for p, key in self._keys(state_dict) if p in remembered and p not in loaded and kept.get(key)]
-        if lacking:
-            warn(
-                f"{type(self).__name__}: the checkpoint has nothing of what it remembers of {len(lacking)} of "
-                f"{len(remembered)} parameters, which it measures anew. Save what state_dict() of the wrapper returns, "
-                "or torch's get_optimizer_state_dict(model, wrapper), and not that of the optimizer inside."
-            )
+        memory = self._memory(self.watch)
+        loaded, rest = memory.taken_from(state_dict)
+        super()._load_state_dict(rest)
+        memory.load(loaded, rest)

@@ -1,6 +1,6 @@
-"""The layers that stand in for torch's while a correction is attached.
+"""The layers whose rows are known, the corrected layers that `attach` puts in their place, and how weights lie.
 
-They can be imported by name, so pickling and copying an attached model work.
+Corrected layers can be imported by name, so pickling and copying an attached model work.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from .matrices import as_matrices, steps_of
 
 
 class Corrected:
-    """The base of every swapped layer; all its state is these entries of the instance's __dict__."""
+    """The base of every corrected layer; all its state is these entries of the instance's __dict__."""
 
     _correction: Correction
     _label: str  # for error messages: the layer's path in the model
@@ -45,7 +45,7 @@ class Corrected:
         )
 
     def extra_repr(self) -> str:
-        """Return the plain layer's own line, and the correction."""
+        """Return the line of the plain layer, and the correction."""
         return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
 
 
@@ -77,7 +77,7 @@ class CorrectedTransposed(Corrected):
 
 
 class CorrectedConv(Corrected):
-    """The base of the swapped convolutions."""
+    """The base of the corrected convolutions."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         plain = plain_tensor(input)
@@ -165,11 +165,11 @@ class Layout(NamedTuple):
         return cls(transposed, int(getattr(module, "groups", 1)))
 
     def features(self, weight: Tensor) -> int:
-        """How many features a row of the layer has, as far as this process holds them."""
+        """Return how many features a row of the layer has on this process."""
         return len(weight) if self.transposed else weight.shape[1:].numel()
 
     def stacked(self, part: Tensor) -> Tensor:
-        """A weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `as_matrices`."""
+        """Return a weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `as_matrices`."""
         return as_matrices(part, self.transposed, self.groups)
 
 
@@ -194,7 +194,7 @@ def why_unknown_rows(layer: nn.Module) -> str:
 
 
 def is_torchs(kind: type) -> bool:
-    """Whether a class is torch's own."""
+    """Whether a class is torch's."""
     return kind.__module__.startswith("torch.")
 
 

@@ -1,4 +1,4 @@
-"""Checks that a model is not lazy, sharded or attached twice; which of its layers are skipped, or never called."""
+"""Layers within a model: paths, those that `skip` names or that are never called; refusals of lazy and sharded ones."""
 
 from collections.abc import Collection, Container, Iterable, Mapping
 
@@ -14,15 +14,12 @@ from .layers import Corrected, plain_type
 _BYPASSING: tuple[type[nn.Module], ...] = tuple(
     getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
 )
-
-
 #: Paths of modules, each with all below it, and module types.
 Skip = Iterable[str | type[nn.Module]]
-#: Why their parameters take the plain step.
+#: Why parameters of skipped modules take the plain step.
 NAMED = "named in skip"
 #: How the reason begins why a parameter takes the plain step that shares memory with another.
 SHARED_MEMORY = "it shares its memory with"
-
 #: The remedy where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
@@ -84,9 +81,9 @@ def no_such_module(argument: str, entry: object, paths: Collection[str]) -> Valu
 
 
 def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
-    """By its id, each parameter that may have an element in common with another one, and why its step is plain.
+    """Map the id of each parameter that may share elements with another to why its step is plain.
 
-    A decoder whose `weight.data` is the encoder's, transposed, is one. To map both would map that element twice. The
+    Such is a decoder whose `weight.data` is the encoder's, transposed: to map both would map the elements twice. The
     ranges of addresses decide, so that interleaved columns of one matrix count as well.
     """
     spans: list[tuple[torch.device, int, int, str]] = []
@@ -129,7 +126,7 @@ def refuse_attached(where: str, model: nn.Module, remedy: str) -> None:
 
 
 def refuse_sharded(caller: str, model: nn.Module, remedy: str, *, only_flat: bool = False) -> None:
-    """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights.
+    """Raise a ValueError if a part of `model` is sharded, so that no process has all of its weights.
 
     `only_flat` is for callers that work on rows: it refuses only parameters that FSDP1 has flattened.
     """
