@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=15, lines=2745, functions=109, lines_of_functions=963)
+LIMIT = Size(files=14, lines=2635, functions=109, lines_of_functions=957)
 
 
 def training_step() -> Callable[[], None]:

@@ -14,7 +14,7 @@ from ..attach import detach
 from ..jacobian.modules import same_randomness
 from ..jacobian.recorder import Pass, differentiate
 from ..optim import OptimizerWrapper
-from ..optim.wrapper import check_same_parameters
+from ..optim.parameters import check_same_parameters
 from ..rows.layers import Corrected
 
 

@@ -12,9 +12,10 @@ from .. import _device
 from .._distributed import addresses, why_not_one_cut
 from ..optim.chart import Watching
 from ..optim.mapped import Mapped
+from ..optim.parameters import check_model, unwrapped
 from ..optim.roots import Scales
 from ..optim.step import Stack
-from ..optim.wrapper import OURS, check_model, unwrapped
+from ..optim.wrapper import OURS
 from ..rows.coverage import Coverage
 from ..rows.models import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
 from .gauges import Gauge, NetworkGauge

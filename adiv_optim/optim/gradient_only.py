@@ -11,8 +11,8 @@ from ..corrections import Correction
 from ..rows.coverage import UNCALLED, Coverage, uncalled_words
 from ..rows.layers import Corrected
 from ..rows.models import Skip
-from .reports import OUTSIDE, report
-from .wrapper import OptimizerWrapper, check_same_parameters
+from .parameters import OUTSIDE, check_same_parameters, report
+from .wrapper import OptimizerWrapper
 
 
 class GradientOnly(OptimizerWrapper):

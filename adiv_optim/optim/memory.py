@@ -129,9 +129,9 @@ class Memory(NamedTuple):
 
     def load(self, loaded: Mapping[Tensor, Mapping[str, Any]], rest: Mapping[str, Any]) -> None:
         """Let the watch take the entries that `taken_from` returned, and warn where a trained parameter has none."""
+        remembered, kept = self.watch.remembered(), rest["state"]  # before it takes less
         self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
         self.watch.load(loaded)
-        remembered, kept = self.watch.remembered(), rest["state"]
         lacking = [p for p, key in self.keys(rest) if p in remembered and p not in loaded and kept.get(key)]
         if lacking:
             warn(

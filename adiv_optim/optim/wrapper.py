@@ -7,13 +7,11 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from .._checks import check_dict, warn
-from ..corrections import Correction
 from ..rows.coverage import Coverage
-from .reports import explain_replaced_parameters
+from .parameters import explain_replaced_parameters, no_optimizer
 
 #: How the names begin of entries that wrappers add to the optimizer's in a state dict.
 OURS = "adiv_optim."
@@ -21,7 +19,6 @@ OURS = "adiv_optim."
 WAITING = f"{OURS}waiting"
 #: The module whose functions read `state` to save it.
 _CHECKPOINT = "torch.distributed.checkpoint.state_dict"
-_ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 
 
 def _of_inner(name: str) -> Any:
@@ -55,13 +52,13 @@ class OptimizerWrapper(Optimizer):
     def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
         """Refuse parameters in the place of the optimizer, before Python refuses the learning rate beside them."""
         if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise _no_optimizer(cls.__name__, optimizer)
+            raise no_optimizer(cls.__name__, optimizer)
         return super().__new__(cls)
 
     def __init__(self, optimizer: Optimizer) -> None:
         name = type(self).__name__
         if not isinstance(optimizer, Optimizer):
-            raise _no_optimizer(name, optimizer)
+            raise no_optimizer(name, optimizer)
         if isinstance(optimizer, LBFGS):
             raise TypeError(
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
@@ -218,45 +215,6 @@ class OptimizerWrapper(Optimizer):
         self.inner.load_state_dict(state_dict)
 
 
-def _no_optimizer(name: str, value: object) -> TypeError:
-    if isinstance(value, nn.Module):
-        return TypeError(f"{name}:{_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
-    return TypeError(
-        f"{name} wraps a torch.optim.Optimizer, found {type(value).__name__}; build the optimizer first: "
-        f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model). To code that calls a class with parameters and "
-        f"keywords, give a function: lambda parameters, lr: {name}(torch.optim.Adam(parameters, lr=lr), model)."
-    )
-
-
 def ours(entries: Any) -> list[str]:
     """Return the names of the entries that wrappers add, in a parameter's part of a state dict."""
     return [name for name in entries if isinstance(name, str) and name.startswith(OURS)]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model itself, which DistributedDataParallel and torch.compile give other names."""
-    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        inside: Any = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-        model = inside
-    return model
-
-
-def check_model(name: str, model: nn.Module) -> None:
-    """Raise if `model` is none; `name` opens the message."""
-    if not isinstance(model, nn.Module):
-        order = f" {_ORDER}" * isinstance(model, (Optimizer, Correction))
-        raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
-
-
-def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
-    check_model(name, model)
-    in_groups = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    named = dict(model.named_parameters())
-    if not any(id(parameter) in in_groups for parameter in named.values()):
-        first = next(iter(named), "none")
-        raise ValueError(
-            f"{name}: none of the {len(in_groups)} tensors the optimizer holds is a parameter of the model "
-            f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
-            "parameters(), after any deepcopy that makes new ones."
-        )

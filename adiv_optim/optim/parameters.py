@@ -1,10 +1,15 @@
-"""The report of a wrapper on the parameters that its optimizer trains."""
+"""An optimizer and a model: whether its parameters are the model's, and a report on each of them."""
+
+from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..corrections import Correction
 from ..rows.coverage import Coverage
 
+_ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
 OUTSIDE = "no parameter of the model that was wrapped"
 
@@ -66,3 +71,43 @@ def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved:
             "was wrapped, the optimizer's weights are no longer that model's. Build it from that one, and wrap again."
         )
     return ""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model itself, which DistributedDataParallel and torch.compile give other names."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        inside: Any = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+        model = inside
+    return model
+
+
+def check_model(name: str, model: nn.Module) -> None:
+    """Raise if `model` is none; `name` opens the message."""
+    if not isinstance(model, nn.Module):
+        order = f" {_ORDER}" * isinstance(model, (Optimizer, Correction))
+        raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
+
+
+def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
+    check_model(name, model)
+    in_groups = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    named = dict(model.named_parameters())
+    if not any(id(parameter) in in_groups for parameter in named.values()):
+        first = next(iter(named), "none")
+        raise ValueError(
+            f"{name}: none of the {len(in_groups)} tensors the optimizer holds is a parameter of the model "
+            f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
+            "parameters(), after any deepcopy that makes new ones."
+        )
+
+
+def no_optimizer(name: str, value: object) -> TypeError:
+    """Return the error for an argument that is no optimizer; `name` opens the message."""
+    if isinstance(value, nn.Module):
+        return TypeError(f"{name}:{_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
+    return TypeError(
+        f"{name} wraps a torch.optim.Optimizer, found {type(value).__name__}; build the optimizer first: "
+        f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model). To code that calls a class with parameters and "
+        f"keywords, give a function: lambda parameters, lr: {name}(torch.optim.Adam(parameters, lr=lr), model)."
+    )
