@@ -254,7 +254,7 @@ class BatchIdeal(Correction):
         return torch.cholesky_inverse(factor) @ right
 
     def factor(self, gram: Tensor, count: float) -> Tensor:
-        """The Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
+        """Return the Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
         precision = torch.finfo(gram.dtype)
         # Rows of zeros, or of squares that underflow, have a ridge of 1: any keeps them from dividing zero by zero.
         share = max(self.damping / max(count, 1), _LEAST_RIDGE * precision.eps)

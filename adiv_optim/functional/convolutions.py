@@ -66,7 +66,7 @@ def _conv(
 def corrected_conv(
     name: str, dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps, correction: Correction
 ) -> Tensor:
-    """The convolution with a correction already checked; `name` opens its error messages."""
+    """Compute the convolution with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
     _check_shapes(name, dims, input, weight, steps[-1])
     batch, _, geometry = patches_of(name, input, weight.shape[2:], steps)
@@ -79,7 +79,7 @@ def corrected_conv(
 
 
 def patches_of(name: str, input: Tensor, kernel: Sequence[int], steps: Steps) -> Patches:
-    """The patches of an input, batched or not."""
+    """Return the patches of an input, batched or not."""
     stride, padding, dilation, groups = steps
     stride, dilation = _per_axis(stride, kernel), _per_axis(dilation, kernel)
     if isinstance(padding, str):
@@ -89,7 +89,7 @@ def patches_of(name: str, input: Tensor, kernel: Sequence[int], steps: Steps) ->
 
 
 def _per_axis(value: int | Sequence[int], kernel: Sequence[int]) -> list[int]:
-    """One number for each axis, where one may stand for all; torch's function refuses any other count of them."""
+    """Return a number for each axis, where one may stand for all; torch's function refuses other counts of them."""
     values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * len(kernel) if len(values) == 1 else values
 

@@ -29,7 +29,7 @@ def lines_pay(patches: Patches) -> bool:
 
 
 def costs(patches: Patches) -> tuple[float, float]:
-    """The multiplications in whose time the sums are there, by lines and of whole patches; calls and reads count."""
+    """Return the cost of the sums in multiplications, by lines and of whole patches; calls and reads count."""
     if not patches.kernel:
         width, rows = patches.input.shape[-1], len(patches.input)
         return math.inf, rows * width * (width + _READ)
@@ -47,7 +47,7 @@ def costs(patches: Patches) -> tuple[float, float]:
 
 
 def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """XᵀX and Xᵀ1 of all patches, laid out as weights are: (groups, features, features), (groups, features, 1)."""
+    """Return XᵀX and Xᵀ1 of all patches, laid out as weights: (groups, features, features), (groups, features, 1)."""
     if lines_pay(patches):
         return sums_by_lines(patches, dtype)
     unfolded = (part.unfold() for part in patches.slices(dtype))
@@ -56,7 +56,7 @@ def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def sums_by_lines(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same by lines."""
+    """Return the sums of `sums_over_patches` by lines."""
     size, groups = patches.kernel[0], patches.geometry.groups
     channels, across = patches.input.shape[1] // groups, math.prod(patches.kernel[1:])
     sums = summed(Lines(each).sums() for each in patches.slices(dtype, axis=1))
@@ -85,7 +85,7 @@ class Lines:
         self.count = (len(input) - self.gap * (self.size - 1) - 1) // self.step + 1
 
     def sums(self) -> dict[str, Tensor]:
-        """The products of each two places, (pairs, groups, …), those the least apart first; and Xᵀ1 of each place."""
+        """Return the products of each two places, (pairs, groups, …), near ones first; and Xᵀ1 of each place."""
         totals = self.lines.sum(2, keepdim=True)
         return {
             "pairs": torch.stack([each for distance in range(self.size) for each in self._apart(distance)]),
@@ -98,7 +98,7 @@ class Lines:
         return lines[:, start : start + self.step * (self.count - 1) + 1 : self.step].flatten(1, 2)
 
     def _apart(self, distance: int) -> Iterator[Tensor]:
-        """The products of every place with the one so many places further."""
+        """Return the products of every place with the one so many places further."""
         further = self.size - 1 - distance
         edge = self.gap * further
         if self.step > 1 or self.count < edge:
@@ -116,7 +116,7 @@ class Lines:
             yield inside + before[:, place:].sum(1) + behind[:, :place].sum(1)
 
     def _product(self, distance: int, start: int, stop: int, pieces: int) -> Tensor:
-        """Of these lines, in so many pieces, with those so many places further: (groups, pieces, …)."""
+        """Multiply these lines, in so many pieces, with those so many places further: (groups, pieces, …)."""
         left, right = (
             self.lines[:, first : first + stop - start].unflatten(1, (pieces, -1)).flatten(2, 3)
             for first in (start, start + self.gap * distance)

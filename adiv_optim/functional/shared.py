@@ -72,7 +72,7 @@ def trains(*parameters: Tensor | None) -> bool:
 
 
 def squared_norm(input: Tensor, dim: int) -> Tensor:
-    """|x|² along a dimension, in float32 at least, with no temporary of the input's size.
+    """Return |x|² along a dimension, in float32 at least, with no temporary of the input's size.
 
     Example:
         >>> import torch
@@ -87,7 +87,7 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
 
 
 def parts(tensor: Tensor) -> list[slice]:
-    """Slices of the first dimension: to save memory, a temporary of the tensor's size is built slice by slice."""
+    """Return slices of the first dimension, by which a temporary of the tensor's size is built to save memory."""
     count = max(1, min(SLICES, tensor.numel() // SLICE_NUMBERS))
     size = max(1, math.ceil(len(tensor) / count))
     return [slice(start, start + size) for start in range(0, max(1, len(tensor)), size)]
@@ -110,7 +110,7 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]
 
 
 def label_for(name: str, function: str) -> str:
-    """The start of messages in the backward pass: the layer's label, or the function's name under torch.compile."""
+    """Return the start of messages in the backward: the layer's label, or the function's name under torch.compile."""
     # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     return function if torch.compiler.is_compiling() else name
 

@@ -103,7 +103,7 @@ class Laplacian:
 
 
 def _by_block(index: Tensor, entry: Entry) -> Tensor:
-    """(blocks, members): dimensions along which both sides vary count blocks, the rest members."""
+    """Reshape to (blocks, members): dimensions along which both sides vary count blocks, the rest members."""
     dims = range(index.dim())
     both = [dim for dim in dims if entry.plus.shape[dim] > 1 and entry.minus.shape[dim] > 1]
     blocks = torch.Size([index.shape[dim] for dim in both]).numel()

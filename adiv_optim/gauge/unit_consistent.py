@@ -129,7 +129,7 @@ class ChannelScales(Watching):
         return remembered
 
     def _ends(self, name: str, scales: Tensor) -> list[Tensor]:
-        """Which channels a parameter's rows and columns are."""
+        """Return the channels of a parameter's rows and columns."""
         entry = self.graph.parameters[name]
         return [index.to(scales.device) for index in (entry.plus, entry.minus)]
 

@@ -23,7 +23,7 @@ BY_ITSELF = (
 
 
 def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = None) -> dict[str, Tensor]:
-    r"""Per-sample Jacobians :math:`J_k = \partial z_k / \partial\theta` of a layer, by vmap of jacrev.
+    r"""Return per-sample Jacobians :math:`J_k = \partial z_k / \partial\theta` of a layer, by vmap of jacrev.
 
     Args:
         layer: any module that treats the samples of its inputs separately.
@@ -69,7 +69,7 @@ def corrected_gradients(
     layers: Iterable[str] | None = None,
     chunk_size: int | None = None,
 ) -> dict[str, Tensor]:
-    r"""Gradients of a whole model with a correction on its layers, from explicit Jacobians.
+    r"""Return gradients of a whole model with a correction on its layers, from explicit Jacobians.
 
     For every call of every corrected layer, with g_k the gradient of the loss at output row k,
 

@@ -44,7 +44,7 @@ def ideal_update(
     max_iterations: int = 1000,
     chunk_size: int = 64,
 ) -> IdealUpdate:
-    r"""The parameter step whose effect on a module's output is −grad_output, as nearly as there is one.
+    r"""Return the parameter step whose effect on a module's output is −grad_output, as nearly as there is one.
 
     .. math:: \Delta\theta = -J^\top (J J^\top + \lambda I)^{-1} g, \qquad
               \lambda = \text{damping} \cdot \mathrm{tr}(J J^\top) / n,

@@ -133,7 +133,7 @@ def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -
 
 
 def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:
-    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only with a parameter."""
+    """Reshape (samples, *output, *parameter) to (groups, rows, features, parameter size), the last if there is one."""
     output_dims, groups = tensor.dim() - parameter_dims, 1
     if isinstance(layer, _ConvNd):
         groups = layer.groups  # as many layers side by side, each with its rows

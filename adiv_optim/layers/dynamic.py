@@ -115,7 +115,7 @@ class Derf(_Dynamic):
 
 
 def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
-    r"""The inverse square root unit :math:`x / \sqrt{x^2 + C}`, in float32 at least.
+    r"""Return the inverse square root unit :math:`x / \sqrt{x^2 + C}`, in float32 at least.
 
     Times √d and with :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm.
 

@@ -8,7 +8,7 @@ from .forms import inverse_norm, squared_length
 
 
 def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
-    """X / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient."""
+    """Return x / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient."""
     # Not torch's normalize, which multiplies the gradient of a zero row by 1 / eps, and whose eps is 0 in float16.
     wide = at_least_float32(input)
     # A factor has a cheaper backward than a quotient.

@@ -44,7 +44,7 @@ class PatchNorm(_ConvNd):
         self.eps = eps
 
     def channel_norm(self, input: Tensor) -> Tensor:
-        """Σ_c |x_c|² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial)."""
+        """Return Σ_c |x_c|² over the channels of each group, (…, groups, *spatial), in float32 at least."""
         channels = -len(self.kernel_size) - 1
         input = input.unflatten(channels, (self.groups, -1))
         if input.is_complex():  # real and imaginary parts as channels of their own

@@ -81,7 +81,7 @@ def watch_inputs(
 def covariance_of(
     module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
 ) -> Covariance:
-    """The covariance of a layer, of low rank where that is less than each block has columns."""
+    """Return the covariance of a layer, of low rank where that is less than each block has columns."""
     whole = Covariance(module, with_bias, max_dim, max_rows)
     if rank is None or rank >= min(whole.sizes):
         return whole

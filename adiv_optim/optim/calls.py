@@ -73,7 +73,7 @@ def nodes_of(output: Any) -> Collection[Any]:
 
 
 def node_of(weight: Tensor) -> Any:
-    """The node of a weight in the graphs that it is in; call it with gradients enabled."""
+    """Return the node of a weight in the graphs that it is in; call it with gradients enabled."""
     # fully_shard has put its own part of the weight in place again if it is applied to the very layer.
     if hasattr(weight, "placements"):
         return None

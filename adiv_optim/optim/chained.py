@@ -20,7 +20,7 @@ class ChainedState(MutableMapping[Any, Any]):
         self._optimizers = optimizers
 
     def _of(self, key: Any) -> Any:
-        """The state that has an entry, or is to have it."""
+        """Return the state that has an entry, or is to have it."""
         for optimizer in self._optimizers:
             if key in optimizer.state:
                 return optimizer.state

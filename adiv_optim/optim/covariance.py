@@ -46,7 +46,7 @@ class MeanSquare:
         return [torch.zeros(1, dtype=dtype, device=device)]
 
     def no_sums(self) -> Sums:
-        """The sums of a process whose batch did not reach the layer."""
+        """Return the sums of a process whose batch did not reach the layer."""
         return [torch.zeros_like(tensor) for tensor in self.memory]
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
@@ -70,13 +70,13 @@ class MeanSquare:
         return self.with_memory(_decayed(self.memory, sums, decay), decay * self.rows + rows)
 
     def with_memory(self, memory: list[Tensor], rows: float) -> Self:
-        """The same of other rows."""
+        """Return the same with another memory, of so many rows."""
         other = copy.copy(self)
         other.memory, other.rows = memory, rows
         return other
 
     def level(self) -> Tensor:
-        """The mean square of an entry, (1,)."""
+        """Return the mean square of an entry, (1,)."""
         return self.memory[0] / (self.rows * self.groups * self.features)
 
 
@@ -150,25 +150,25 @@ class Covariance(MeanSquare):
         return strips
 
     def traces(self) -> list[Tensor]:
-        """The trace of each block, or of its strips, for each group."""
+        """Return the trace of each block, or of its strips, for each group."""
         return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in self.memory]
 
     def level(self) -> Tensor:
-        """The mean eigenvalue of A for each group, (groups,)."""
+        """Return the mean eigenvalue of A for each group, (groups,)."""
         return torch.stack(self.traces()).sum(0) / (self.rows * self.size)
 
     def ridge(self, damping: float) -> Tensor:
-        """λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
+        """Return λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
         level = self.level()
         return damping * torch.where(level > 0, level, 1.0)
 
     def extremes(self) -> Tensor:
-        """The least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
+        """Return the least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
         values = [torch.linalg.eigvalsh(_device.to_float64(block)).clamp_min(0) for block in self.mean()]
         return torch.stack([torch.stack([each[..., end] for each in values]) for end in (0, -1)])
 
     def mean(self) -> list[Tensor]:
-        """The blocks of A, made anew, each (groups, d, d)."""
+        """Return the blocks of A, made anew, each (groups, d, d)."""
         strips = iter(self.memory)
         blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
         return [block.div_(self.rows) for block in blocks]
@@ -214,7 +214,7 @@ class LowRankCovariance(Covariance):
         return self.memory[2::3]
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """U is orthonormal columns by chance, the same on all processes."""
+        """Return U of orthonormal columns drawn by chance, the same on all processes, and zeros."""
         memory: list[Tensor] = []
         for size in self.sizes:
             generator = torch.Generator().manual_seed(0)
@@ -257,7 +257,7 @@ class LowRankCovariance(Covariance):
         return torch.stack(ends, 1)
 
     def spectra(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors, ascending."""
+        """Return the trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
         return [
             # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
             (trace / self.rows, (basis * sketch).sum(-2) / self.rows, basis)

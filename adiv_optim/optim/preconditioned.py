@@ -25,7 +25,7 @@ def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
 
 
 def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
-    """(A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
+    """Return (A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
     # In units of the mean eigenvalue, in float64: λ may be far below the resolution of float32 beside A.
     level = _device.to_float64(level)[..., None, None]
     work = _device.to_float64(matrix) / level

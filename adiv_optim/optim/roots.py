@@ -24,13 +24,13 @@ STRIP = 64
 
 
 def strips_of(size: int) -> list[tuple[int, int]]:
-    """First and last row of the strips of a matrix, nearly equal."""
+    """Return first and last row of the strips of a matrix, nearly equal."""
     count = max(1, size // STRIP)
     return list(pairwise(size * k // count for k in range(count + 1)))
 
 
 def joined(strips: Iterable[Tensor]) -> Tensor:
-    """The symmetric matrix of strips, each of shape (…, rows, columns from the diagonal on)."""
+    """Return the symmetric matrix of strips, each of shape (…, rows, columns from the diagonal on)."""
     first, *others = strips
     matrix = first.new_empty(*first.shape[:-2], first.shape[-1], first.shape[-1])
     start = 0
@@ -47,7 +47,7 @@ class NoRootError(ArithmeticError):
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a symmetric matrix; a NoRootError where float64 finds none either, as with NaN.
+    """Return eigenvalues and eigenvectors of a symmetric matrix; a NoRootError where float64 has none, as with NaN.
 
     LAPACK's float32 eigh fails to converge on some matrices with many eigenvalues in one place, such as the covariance
     of inputs that are mostly zero. A multiple of the identity on top, far above rounding, prevents most of it.
@@ -72,7 +72,7 @@ def _finite(tensor: Tensor) -> Tensor:
 
 
 def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tensor:
-    r""":math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
+    r"""Return :math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
 
     By eigenvalues; in float64 where `condition`, an upper bound of the condition number of A + λI, is large, or columns
     are far apart in scale. A column that is 0 off A's diagonal, as of an
@@ -244,7 +244,7 @@ def stacked(factors: Sequence[Any]) -> Any:
 
 
 def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge: Tensor) -> LowRank:
-    r"""The inverse root of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
+    r"""Return the inverse root of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
 
     .. math:: (A + \lambda I)^{-1/2} \approx (\tau + \lambda)^{-1/2} I
               + U \left( (\Lambda + \lambda)^{-1/2} - (\tau + \lambda)^{-1/2} \right) U^\top

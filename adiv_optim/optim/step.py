@@ -257,13 +257,13 @@ def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
 
 
 def _placed_as(parameter: Any, gradient: Any) -> Tensor:
-    """A gradient dealt to processes as its parameter is: tensor parallelism may leave parts to be added up."""
+    """Deal a gradient to processes as its parameter is: tensor parallelism may leave parts to be added up."""
     wanted = getattr(parameter, "placements", None)
     return gradient if getattr(gradient, "placements", None) == wanted else gradient.redistribute(placements=wanted)
 
 
 def _laid_out_as(old: Tensor, new: Tensor) -> Tensor:
-    """A new gradient in the dtype, the memory layout and the shards of the old: fused optimizers want that."""
+    """Lay a new gradient out in the dtype, the memory layout and the shards of the old, as fused optimizers want."""
     if new.dtype == old.dtype and local(old) is old and new.stride() == old.stride():
         return new
     made = torch.empty_like(old)

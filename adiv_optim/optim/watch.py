@@ -250,7 +250,7 @@ def _scale_of(layer: LayerInputs) -> float:
 
 
 def _stacking_key(layer: LayerInputs) -> Any:
-    """A key, equal for small layers of one shape."""
+    """Return a key, equal for small layers of one shape."""
     covariance, weight = layer.covariance, layer.weight
     is_alone = type(covariance) is MeanSquare or len(covariance.blocks) > 1
     if is_alone or weight.numel() > _SMALL or hasattr(weight, "placements"):
