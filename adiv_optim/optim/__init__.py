@@ -1,7 +1,7 @@
 """Optimizers that stand in front of another optimizer."""
 
 from .chained import ChainedOptimizer
-from .chart import Chart
+from .chart import Chart, Watching
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
 from .mapped import Mapped
@@ -21,6 +21,7 @@ __all__ = [
     "Preconditioned",
     "Stack",
     "Watch",
+    "Watching",
     "Whitened",
     "take_step",
 ]
