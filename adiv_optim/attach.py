@@ -161,7 +161,7 @@ def coverage(model: nn.Module) -> Coverage:
 def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False) -> Coverage:
     """Return the `coverage` of the model's corrections, without skipped modules, whatever wrappers there are.
 
-    `trained` says that a backward has come since, which is known of itself where a layer has run.
+    `trained` says that a backward has come since; where a layer has run it has.
     """
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
     for path, owner in layers_of(model).items():
@@ -228,8 +228,8 @@ def _swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> 
     """Return the class that stands for `cls` after the swap.
 
     torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
-    a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact, unless
-    parametrizations, which are properties of the class, have come or gone since.
+    a class is made anew over the replacement, and remembers the class that it stands for so that undoing is exact,
+    unless parametrizations, which are properties of the class, were added or removed since.
     """
     if cls in replacement:
         return replacement[cls]

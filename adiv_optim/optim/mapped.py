@@ -1,4 +1,4 @@
-"""The optimizer that steps on other variables than the model's weights, whoever measures which."""
+"""The optimizer that steps on other variables than the weights; and how far the optimizer inside reads weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
