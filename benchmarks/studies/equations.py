@@ -2,21 +2,24 @@
 
 Every arm trains two networks, but random features. Its points, learning rate and damping are the best of ten trials of
 a quarter of the length, on seed 0, which no table shows: three choose among counts of points, the others begin there.
-An arm without learning rate and damping, as GaussNewton is, has the three alone.
+An arm without learning rate and damping, as GaussNewton is, has the three alone. One whose runs end far above its best
+trial has a learning rate at the edge of what trains, and the next lower one that was tried is run.
 """
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.arms import Arm, Look, first_trial, quartiles, sections, variants
+from ..core.arms import Arm, Look, arm, chosen, errors, first_trial, label, quartiles, sections, variants
 from ..core.runs import run_all
-from ..core.store import Store
+from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
+from ..core.tables import Cell, Section, grouped, pivot
 from ..core.tune import Search, Tried, around, choose
-from ..problems.equations import EQUATIONS, SOLVED, EquationRun
+from ..problems.equations import EQUATIONS, NONLINEAR, SOLVED, EquationRun
 from ..train import DERIVATIVES, limit
 
 #: Most valuable first; those of True keep the points that were drawn at first.
@@ -37,6 +40,8 @@ WIDTHS = 20, 50
 #: Inside; among these the trials choose.
 COUNTS = 300, 600, 1200
 SECONDS = 60.0
+#: Runs that end so many times above their trial are far from it.
+FAR = 3.0
 #: Damping that searches begin with.
 DAMPINGS = {"spring": 1e-4}
 _LOOK = Look(
@@ -59,8 +64,39 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """A section for every equation."""
-    return sections(store, name, folder, _LOOK, _named, lambda arm: True)
+    """A table of arms by equation, and a section for every equation."""
+    parts = {f"{name}-{suffix}": part for suffix, part in _summaries(store.read()).items()}
+    return parts | dict(sections(store, name, folder, _LOOK, _named, lambda arm: True))
+
+
+def _summaries(results: Iterable[Result]) -> dict[str, Section]:
+    """The median of every arm and equation, by the better of its networks: of nonlinear and of linear equations."""
+    medians: dict[tuple[str, Arm], dict[int, Cell]] = {}
+    for (equation, key), runs in grouped(results, lambda r: (r["settings"]["equation"], arm(r))).items():
+        final = errors(chosen(runs)).values()
+        middle = statistics.median(final)
+        cell = Cell(f"{middle:.1e}", {"": middle, "width": key.hidden, "n": len(final)})
+        medians.setdefault((equation, key._replace(hidden=None)), {})[key.hidden or 0] = cell
+    best = {place: min(cells.values(), key=lambda cell: cell.numbers[""]) for place, cells in medians.items()}
+    return {
+        suffix: _summary(best, equations)
+        for suffix, equations in (("nonlinear", NONLINEAR), ("linear", [*EQUATIONS][len(NONLINEAR) :]))
+        if any(equation in equations for equation, _ in best)
+    }
+
+
+def _summary(best: Mapping[tuple[str, Arm], Cell], equations: Sequence[str]) -> Section:
+    shown = [equation for equation in equations if any(equation == other for other, _ in best)]
+    lowest = {e: min((c for (other, _), c in best.items() if other == e), key=lambda c: c.numbers[""]) for e in shown}
+    arms = [key._replace(hidden=None) for key in (*ARMS, RANDOM_FEATURES)]
+    rows = {key: [label(key._asdict())] for key in arms if any((equation, key) in best for equation in shown)}
+    cells = {
+        (key, equation): Cell(f"**{cell.text}**", cell.numbers) if cell is lowest[equation] else cell
+        for (equation, key), cell in best.items() if equation in shown
+    }  # fmt: skip
+    columns = {equation: EQUATIONS[equation].label.split(":")[0] for equation in shown}
+    about = "Median of the relative L2 error after 60 seconds of one core, of the better of two networks."
+    return Section([pivot(["arm"], rows, columns, cells), about])
 
 
 def counts_first(first: EquationRun, trials: int) -> Search:
@@ -109,13 +145,36 @@ def _run(options: EquationOptions, store: Store) -> None:
     length = options.steps or SECONDS
     shown = [{"seed": seed, **limit(length)} for seed in range(1, options.seeds + 1)]
     for equation in [name for name in EQUATIONS if options.equation in (None, name)]:
-        for arm, stays in _arms(options):
+        for each, stays in _arms(options):
             like = EquationRun("", "none", equation=equation, draws="once" if stays else "anew", **limit(length, 0.25))
-            first = first_trial(like, arm, damping=DAMPINGS.get(arm.optimizer, 3.2e-3))
-            is_network = arm != RANDOM_FEATURES
+            first = first_trial(like, each, damping=DAMPINGS.get(each.optimizer, 3.2e-3))
+            is_network = each != RANDOM_FEATURES
             search = counts_first(first, options.trials) if is_network else _slopes(first, options.trials)
             (best,) = choose([search], SOLVED, store, math.log)
-            run_all(variants(best, shown), SOLVED, store)
+            for run in [best, *(_lower(best, store) if is_network else [])]:
+                runs = variants(run, shown)
+                run_all(runs, SOLVED, store)
+                if _median(runs, store) <= FAR * _trial(run, store):
+                    break
+
+
+def _median(runs: Sequence[EquationRun], store: Store) -> float:
+    final = {r["key"]: r["error"][-1] for r in store.read()}
+    return statistics.median(math.inf if final[run.key()] is None else final[run.key()] for run in runs)
+
+
+def _trial(run: EquationRun, store: Store) -> float:
+    """The error of a trial; infinite where it broke down."""
+    score = next(r["score"] for r in store.read("search") if r["key"] == run.key("search"))
+    return math.inf if score is None else score
+
+
+def _lower(best: EquationRun, store: Store) -> list[EquationRun]:
+    """The trials of the next two learning rates below the best."""
+    tried = {r["key"]: r["settings"].get("lr") for r in store.read("search") if r["score"] is not None}
+    rates = sorted({rate for rate in tried.values() if rate and rate < (best.lr or 0)}, reverse=True)
+    lower = [replace(best, lr=rate) for rate in rates]
+    return [run for run in lower if run.key("search") in tried][:2]
 
 
 def _slopes(first: EquationRun, trials: int) -> Search:

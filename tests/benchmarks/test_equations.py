@@ -1,6 +1,7 @@
 """Differential equations: their solutions, their two forms of the loss, rivals of GaussNewton, and the study."""
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,11 @@ from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
 from benchmarks.__main__ import main
-from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, SelfScaledBFGS
+from benchmarks.core.store import Store
+from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, SelfScaledBFGS, add_vector, linearized
 from benchmarks.problems import equations
 from benchmarks.problems.equations import EQUATIONS, NONLINEAR, POINTS, EquationRun, Fields, Solver
+from benchmarks.studies import equations as study
 from benchmarks.studies.equations import COUNTS, counts_first
 from benchmarks.train import DERIVATIVES, Problem, train
 
@@ -141,6 +144,20 @@ def test_rivals_solve_a_least_squares_problem(system, make, steps, takes_terms, 
     assert (model.weight[0] - solution).abs().max() < precision * solution.abs().max()
 
 
+def test_random_features_take_the_step_of_gauss_newton_where_newtons_does_not_halve_the_residual():
+    run = EquationRun("", "none", equation="reaction", optimizer="random-features", hidden=60, inner=300, lr=8.0)
+    problem = Solver(replace(run, draws="once"))
+    model, terms = problem.model(), problem.terms()
+    other, start = deepcopy(model), deepcopy(model)
+    LeastSquares(model).step(terms)
+    GaussNewton(other).step(terms)
+    assert torch.equal(model[2].weight, other[2].weight)
+    r, jacobian = linearized(start, terms)
+    add_vector(start, -torch.linalg.lstsq(jacobian, r[:, None]).solution[:, 0])
+    assert linearized(start, terms)[0].norm() > r.norm() / 2
+    assert not torch.allclose(model[2].weight, start[2].weight, rtol=0.1)
+
+
 def test_self_scaled_bfgs_meets_the_secant_equation(system):
     matrix, wanted, _ = system
     model, _, closure = quadratic(matrix, wanted)
@@ -189,3 +206,38 @@ def test_study_is_reported(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "a travelling front; 1 steps" in printed
     assert all(f"| {arm}, width 20 |" in printed for arm in ("GaussNewton", "SOAP", "Muon", "Adam"))
+
+
+def test_an_arm_that_ends_far_above_its_trial_is_run_at_the_next_lower_rates(tmp_path, monkeypatch):
+    store, ends = Store(tmp_path / "equations.jsonl", "equations"), {0.1: [0.5, 0.6, None], 0.032: [0.02, 0.2, 0.01]}
+    scores = {0.1: 1e-3, 0.32: 9.0, 0.032: 2e-2, 0.01: 3e-2, 0.0032: None}
+    first = EquationRun("", "none", optimizer="adam", lr=0.1)
+
+    def run_all(runs, kind, store, **others):
+        for run, error in zip(runs, ends[runs[0].lr], strict=True):
+            store.add(run.key(), {"settings": run.settings(), "environment": {}, "error": [error]})
+
+    def choose(searches, kind, store, loss):
+        for rate, score in scores.items():
+            run = replace(first, lr=rate)
+            line = {"settings": run.settings(), "environment": {}, "part": "search", "score": score}
+            store.add(run.key("search"), line)
+        return [first]
+
+    monkeypatch.setattr(study, "run_all", run_all)
+    monkeypatch.setattr(study, "choose", choose)
+    study._run(study.EquationOptions(equation="burgers", optimizer="adam", width=20, seeds=3), store)
+    assert [r["settings"]["lr"] for r in store.read()] == 3 * [0.1] + 3 * [0.032]  # 0.02 is near its own trial
+
+
+def test_a_table_has_the_better_network_of_every_arm(tmp_path):
+    ended = {("soap", 20): (3.0, 1.0, 2.0), ("soap", 50): (9.0, 9.0, 0.1), ("spring", 20): (5.0, None, None)}
+    runs = {
+        EquationRun("", "none", optimizer=optimizer, hidden=hidden, seed=seed): error
+        for (optimizer, hidden), errors in ended.items()
+        for seed, error in enumerate(errors)
+    }
+    lines = [{"settings": run.settings(), "error": [error]} for run, error in runs.items()]
+    (section,) = study._summaries(lines).values()
+    rows = [[getattr(cell, "text", cell) for cell in row] for row in section.parts[0].rows]
+    assert rows == [["SOAP", "**2.0e+00**"], ["SPRING", "inf"]]

@@ -4,6 +4,7 @@ There `.item()`, `bool(tensor)` and `.cpu()` raise. What a measurement must know
 counted.
 """
 
+import warnings
 from functools import partial
 from itertools import product
 
@@ -159,7 +160,9 @@ def test_step_between_measurements_does_not_synchronize(wrap):
     (x, y) = (tensor.cuda() for tensor in images(1)[0])
     optimizer = wrap(torch.optim.AdamW(model.parameters()), model, x)
     train(model, optimizer, 3 * [(x, y)])
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():  # torch says at every such call that the mode is a prototype
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         train(model, optimizer, [(x, y)])
     finally:
