@@ -68,7 +68,9 @@ def panels(
     with saved(fig, path):
         yield axes
         for axis, name in zip(axes, names, strict=True):
-            axis.set(title=name, **look)  # scales behind what is drawn, from which they have their limits
+            # Scales behind what is drawn, from which they have their limits; one that is there keeps its ticks.
+            new = {key: value for key, value in look.items() if value != getattr(axis, f"get_{key}")()}
+            axis.set(title=name, **new)
             axis.grid(alpha=0.3)
         for axis in spare:
             axis.set_visible(False)

@@ -19,7 +19,7 @@ from ..train import DERIVATIVES, FieldRun, Problem, carried, kind_of, perceptron
 #: Points inside → on the sides.
 POINTS = {300: 60, 600: 100, 1200: 200, 2000: 400}
 #: Of an equation with an unknown: observations, their noise in units of their root mean square, and their weight.
-OBSERVATIONS, NOISE, WEIGHT = 200, 0.01, 10.0
+OBSERVATIONS, NOISE, WEIGHT = 200, 0.01, 1.0
 #: Where the search for an unknown begins.
 UNKNOWN = 0.5
 #: Cosines of the reference for Allen and Cahn's equation; twice as many change it by 1.3·10⁻⁷ (relative L2).

@@ -77,6 +77,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 STUDIES = {
     "speed": Study(
         "time and memory of corrected layers and of the ensemble trainer", _run, report, SpeedOptions(),
-        makes=[Recipe(0.7)], data="images", page="docs/results/costs.md",
+        makes=[
+            Recipe(0.7),
+            Recipe(0.1, "gpu-speed", ("--preset gpu --dtype bfloat16 --device cuda --only layers whitened",)),
+        ],
+        data="images", page="docs/results/costs.md",
     )
 }  # fmt: skip

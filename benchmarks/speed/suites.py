@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Proportional, Whitened
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
+from examples.gpt import PRESETS
 
 from .. import data as datasets
 from ..core.arms import label
@@ -28,7 +29,7 @@ from ..problems.pictures import CoordinateRun, Fit
 from ..studies.coordinates import ALL
 from ..train import ten_steps
 from . import jobs
-from .timing import allocator, device, row
+from .timing import allocator, device, preset, row
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
@@ -72,8 +73,8 @@ def layers(data: str) -> dict[str, Any]:
         rows.append(row(what, ideal, partial(jobs.training_step, sizes, sgd=True), rounds=200))
     return {
         "of": "forward and backward; ratio to plain torch",
-        "note": f"Linear is (rows, in, out), float32; ratios {IN_TURN}. Peak memory counts inputs, parameters and "
-        "gradients. A layer marked first has an input that needs no gradient.",
+        "note": f"Linear is (rows, in, out), weights in float32; ratios {IN_TURN}. Peak memory counts inputs, "
+        "parameters and gradients. A layer marked first has an input that needs no gradient.",
         "rows": rows,
     }
 
@@ -155,7 +156,7 @@ def _language(
     network: str, variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any
 ) -> dict[str, Any]:
     """Batch sizes come with how many rounds there are, and how many of the variants."""
-    rows = []
+    rows, size = [], PRESETS[preset()]
     for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
         kind = getattr(torch.optim, name)
         for variant, wrap in list(variants.items())[:count]:
@@ -163,9 +164,9 @@ def _language(
             rows.append(row(f"{name}, batch {batch_size}{variant}", job, plain, rounds))
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
-        "note": f"Forward and backward included; GPT of 3 layers{network}, float32. Muon trains the matrices of the "
-        f"blocks, AdamW all parameters. Ratios {IN_TURN}. Peak memory counts "
-        "parameters, gradients, optimizer state and activations.",
+        "note": f"Forward and backward included; GPT{network} of {size.layers} layers, width {size.width}, context "
+        f"{size.context}, weights in float32. Muon trains the matrices of the blocks, AdamW all parameters. Ratios "
+        f"{IN_TURN}. Peak memory counts parameters, gradients, optimizer state and activations.",
         "rows": rows,
     }
 
@@ -179,12 +180,12 @@ def whitened(data: str) -> dict[str, Any]:
         ", every 10, blocks of 256": partial(Whitened, max_dim=257),
         ", every 50": partial(Whitened, every=50),
     }
-    return _language(", width 128, context 64", variants, {16: (15, 6), 128: (5, 3)})
+    return _language("", variants, {16: (15, 6), 128: (5, 3)})
 
 
 def input_scaled(data: str) -> dict[str, Any]:
     """Training steps of the language model without normalisers with InputScaled against the bare optimizers."""
-    network = " without normalisers, width 128, context 64, embeddings drawn with a deviation of 1"
+    network = " without normalisers, whose embeddings are drawn with a deviation of 1,"
     variants = {"": InputScaled, ", held": partial(InputScaled, hold=True)}
     return _language(network, variants, {16: (60, 2), 128: (7, 2)}, "none", 1.0)
 

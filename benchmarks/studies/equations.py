@@ -40,6 +40,8 @@ WIDTHS = 20, 50
 #: Inside; among these the trials choose.
 COUNTS = 300, 600, 1200
 SECONDS = 60.0
+#: Errors to which times are taken.
+TIMED = 1e-3, 1e-5
 #: Runs that end so many times above their trial are far from it.
 FAR = 3.0
 #: Damping that searches begin with.
@@ -64,39 +66,65 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """A table of arms by equation, and a section for every equation."""
-    parts = {f"{name}-{suffix}": part for suffix, part in _summaries(store.read()).items()}
-    return parts | dict(sections(store, name, folder, _LOOK, _named, lambda arm: True))
-
-
-def _summaries(results: Iterable[Result]) -> dict[str, Section]:
-    """The median of every arm and equation, by the better of its networks: of nonlinear and of linear equations."""
-    medians: dict[tuple[str, Arm], dict[int, Cell]] = {}
-    for (equation, key), runs in grouped(results, lambda r: (r["settings"]["equation"], arm(r))).items():
-        final = errors(chosen(runs)).values()
-        middle = statistics.median(final)
-        cell = Cell(f"{middle:.1e}", {"": middle, "width": key.hidden, "n": len(final)})
-        medians.setdefault((equation, key._replace(hidden=None)), {})[key.hidden or 0] = cell
-    best = {place: min(cells.values(), key=lambda cell: cell.numbers[""]) for place, cells in medians.items()}
+    """Tables of equations by arm, of errors and of times, and a section for every equation."""
+    best = _better_networks(store.read())
+    lowest = {e: min(_middle(runs) for (other, _), runs in best.items() if other == e) for e, _ in best}
+    times = " and ".join(f"{error:.0e}" for error in TIMED)
     return {
-        suffix: _summary(best, equations)
-        for suffix, equations in (("nonlinear", NONLINEAR), ("linear", [*EQUATIONS][len(NONLINEAR) :]))
-        if any(equation in equations for equation, _ in best)
+        f"{name}-errors": _by_arm(
+            {place: _error(runs, lowest[place[0]]) for place, runs in best.items()},
+            "Median of the relative L2 error after 60 seconds of one core",
+        ),
+        f"{name}-times": _by_arm(
+            {place: _times(runs) for place, runs in best.items()},
+            f"Median of the seconds of one core after which the relative L2 error was at most {times}",
+        ),
+        **sections(store, name, folder, _LOOK, _named, lambda arm: True),
     }
 
 
-def _summary(best: Mapping[tuple[str, Arm], Cell], equations: Sequence[str]) -> Section:
-    shown = [equation for equation in equations if any(equation == other for other, _ in best)]
-    lowest = {e: min((c for (other, _), c in best.items() if other == e), key=lambda c: c.numbers[""]) for e in shown}
+#: An equation, and an arm without the width of its network.
+Place = tuple[str, Arm]
+
+
+def _better_networks(results: Iterable[Result]) -> dict[Place, list[Result]]:
+    """The runs of every arm by the network of the lower median."""
+    best = dict[Place, list[Result]]()
+    for (equation, key), runs in grouped(results, lambda r: (r["settings"]["equation"], arm(r))).items():
+        place, last = (equation, key._replace(hidden=None)), chosen(runs)
+        if place not in best or _middle(last) < _middle(best[place]):
+            best[place] = last
+    return best
+
+
+def _by_arm(cells: Mapping[Place, Cell], about: str) -> Section:
     arms = [key._replace(hidden=None) for key in (*ARMS, RANDOM_FEATURES)]
-    rows = {key: [label(key._asdict())] for key in arms if any((equation, key) in best for equation in shown)}
-    cells = {
-        (key, equation): Cell(f"**{cell.text}**", cell.numbers) if cell is lowest[equation] else cell
-        for (equation, key), cell in best.items() if equation in shown
-    }  # fmt: skip
-    columns = {equation: EQUATIONS[equation].label.split(":")[0] for equation in shown}
-    about = "Median of the relative L2 error after 60 seconds of one core, of the better of two networks."
-    return Section([pivot(["arm"], rows, columns, cells), about])
+    columns = {key: label(key._asdict()) for key in arms if any(key == other for _, other in cells)}
+    rows = {e: [EQUATIONS[e].label.split(":")[0]] for e in EQUATIONS if any(e == other for other, _ in cells)}
+    caption = f"{about}, of the better of two networks; {len(NONLINEAR)} nonlinear equations first."
+    return Section([pivot(["equation"], rows, columns, cells), caption])
+
+
+def _middle(runs: Iterable[Result]) -> float:
+    return statistics.median(errors(runs).values())
+
+
+def _error(runs: Sequence[Result], lowest: float) -> Cell:
+    middle = _middle(runs)
+    numbers = {"": middle, "width": runs[0]["settings"]["hidden"], "n": len(runs)}
+    return Cell(f"**{middle:.1e}**" if middle == lowest else f"{middle:.1e}", numbers)
+
+
+def _times(runs: Sequence[Result]) -> Cell:
+    middles = {error: statistics.median(_seconds(r, error) for r in runs) for error in TIMED}
+    text = ", ".join(f"{time:.0f}" if math.isfinite(time) else "–" for time in middles.values())
+    return Cell(text, {f"{error:g}": time for error, time in middles.items()})
+
+
+def _seconds(result: Result, error: float) -> float:
+    """When the error was first no higher; never is infinite."""
+    reached = (t for t, e in zip(result["seconds"], result["error"], strict=True) if e is not None and e <= error)
+    return next(reached, math.inf)
 
 
 def counts_first(first: EquationRun, trials: int) -> Search:

@@ -89,6 +89,7 @@ def _figure(found: Cells, label: str, title: str, path: Path) -> None:
             for name, by_place in methods.items():
                 bars(axis, {place: best(by_place[place]) for place in sorted(by_place)}, METHODS[name])
             places = sorted({place for by_place in methods.values() for place in by_place})
+            axis.set_xscale("log")
             axis.set_xticks(places, [f"{place:g}" for place in places])
             axis.minorticks_off()
 
@@ -255,6 +256,9 @@ def _study(name: str) -> Study:
     setting, help, hours, grids, shorter = _PROTOCOLS[name]
     lengths = {**presets(*grids), "reduced": shorter}
     makes, page = [Recipe(hours, options=("--preset reduced",), decides="")], _UC_PAGE if "uc-" in name else _MLP_PAGE
+    if name == "fig2":
+        whole = [f"--preset reduced --epochs 100 --device cuda --hidden {width}" for width in (16, 64)]
+        makes.append(Recipe(0.33, "fig2-long", whole))
     return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
 
 

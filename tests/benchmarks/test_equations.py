@@ -10,7 +10,7 @@ from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
 from benchmarks.__main__ import main
-from benchmarks.core.store import Store
+from benchmarks.core.store import Store, environment
 from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, SelfScaledBFGS, add_vector, linearized
 from benchmarks.problems import equations
 from benchmarks.problems.equations import EQUATIONS, NONLINEAR, POINTS, EquationRun, Fields, Solver
@@ -231,13 +231,20 @@ def test_an_arm_that_ends_far_above_its_trial_is_run_at_the_next_lower_rates(tmp
 
 
 def test_a_table_has_the_better_network_of_every_arm(tmp_path):
-    ended = {("soap", 20): (3.0, 1.0, 2.0), ("soap", 50): (9.0, 9.0, 0.1), ("spring", 20): (5.0, None, None)}
+    ended = {("soap", 20): (1e-3, 1e-6, 5e-4), ("soap", 50): (9.0, 9.0, 0.1), ("spring", 20): (5.0, None, None)}
     runs = {
         EquationRun("", "none", optimizer=optimizer, hidden=hidden, seed=seed): error
         for (optimizer, hidden), errors in ended.items()
         for seed, error in enumerate(errors)
     }
-    lines = [{"settings": run.settings(), "error": [error]} for run, error in runs.items()]
-    (section,) = study._summaries(lines).values()
-    rows = [[getattr(cell, "text", cell) for cell in row] for row in section.parts[0].rows]
-    assert rows == [["SOAP", "**2.0e+00**"], ["SPRING", "inf"]]
+    store = Store(tmp_path / "equations.jsonl", "equations")
+    for run, error in runs.items():
+        ended = {"steps": [0, 9], "error": [1e9, error], "seconds": [0.0, 7.0]}
+        store.add(run.key(), {"settings": run.settings(), "environment": environment(), **ended})
+    tables = study.report(store, "equations", tmp_path)
+    errors, times = (
+        [[getattr(cell, "text", cell) for cell in row] for row in tables[f"equations-{kind}"].parts[0].rows]
+        for kind in ("errors", "times")
+    )
+    assert errors == [["Burgers", "**5.0e-04**", "inf"]]
+    assert times == [["Burgers", "7, –", "–, –"]]
