@@ -11,14 +11,7 @@ from .._device import without_autocast
 from ..corrections import Correction, check_correction
 from .conv_rows import ConvRows, plain_backward
 from .patches import Geometry, Patches
-from .shared import (
-    apply,
-    autocast,
-    check_real,
-    label_for,
-    once_only,
-    trains,
-)
+from .shared import apply, autocast, check_real, label_for, once_only, trains
 
 #: Stride, padding, dilation and groups, as torch's functions take them.
 Steps = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]

@@ -14,15 +14,7 @@ from torch.autograd import Function
 from .._device import wide_dtype, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from .patches import gram_of
-from .shared import (
-    apply,
-    autocast,
-    check_real,
-    label_for,
-    once_only,
-    squared_norm,
-    trains,
-)
+from .shared import apply, autocast, check_real, label_for, once_only, squared_norm, trains
 
 
 class _Linear(Function):
