@@ -103,20 +103,19 @@ class Memory(NamedTuple):
         """
         remembered, loaded = self.watch.remembered(), dict[Tensor, dict[str, Any]]()
         parameters = {key: parameter for parameter, key in self.keys(state_dict)}
-        rest: dict[str, dict[Any, Any]] = {part: dict(state_dict.get(part, {})) for part in ("state", WAITING)}
-        for part, key in [(part, key) for part, saved in rest.items() for key in saved]:
-            entries = rest[part][key]
-            names = [n for n in ours(entries) if n.startswith(self.prefix)]
-            # A flat checkpoint that lacks a name has given an empty dict for it.
-            mine = {n: entries[n] for n in names if entries[n] != {}}
-            if mine and key in parameters:  # else the optimizer refuses the groups
-                wanted = self.named(remembered.get(parameters[key], {}))
-                self._check(mine, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
-                loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
-            if names:
-                rest[part][key] = {n: value for n, value in entries.items() if n not in names}
-                if not rest[part][key]:
-                    del rest[part][key]
+        rest: dict[str, dict[Any, Any]] = {"state": {}, WAITING: {}}
+        for part, others in rest.items():
+            for key, entries in state_dict.get(part, {}).items():
+                names = [n for n in ours(entries) if n.startswith(self.prefix)]
+                # A flat checkpoint that lacks a name has given an empty dict for it.
+                mine = {n: entries[n] for n in names if entries[n] != {}}
+                if mine and key in parameters:  # else the optimizer refuses the groups
+                    wanted = self.named(remembered.get(parameters[key], {}))
+                    self._check(mine, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
+                    loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
+                left = {n: value for n, value in entries.items() if n not in names} if names else entries
+                if left or not names:
+                    others[key] = left
         return loaded, {**state_dict, **rest}
 
     def _check(self, saved: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> None:
