@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.arms import label, pace
-from ..core.store import Result
+from ..core.store import Result, setting
 from ..core.study import Digest
 from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..studies.fourier import STEPS, prices
 from ..train import DERIVATIVES
-from .reached import Settings, Stores, best_runs, measure_of, runs, trials, values
+from .reached import NONLINEAR, Settings, Stores, best_runs, measure_of, runs, trials, values
 
 #: What makes a run that others of its file are compared with.
 _KEYS = ("norm", "method", "optimizer", "every", "rows", "embedding_deviation", "embedding_lr")
@@ -58,7 +58,7 @@ class Call(NamedTuple):
         wrapped, bare = best(self.wrapped), best(self.bare)
         sample, alone = values(wrapped), values(bare)
         groups = grouped(runs(stores, self.file, **self.among), lambda r: tuple(map(r["settings"].get, _KEYS)))
-        rivals = [dict(zip(_KEYS, key, strict=True)) for key in groups if not from_this_library(key[1])]
+        rivals = [dict(zip(_KEYS, key, strict=True)) for key in groups if not from_this_library(*key[1:3])]
         samples = {place: values(best(rival)) for place, rival in enumerate(rivals)}
         place, gain = measure.best(samples), measure.difference(sample, alone)
         lead = Cell("the optimizer alone", {"": "the optimizer alone"})
@@ -80,12 +80,12 @@ class Call(NamedTuple):
         )
 
 
-def from_this_library(method: str) -> bool:
-    """Whether a method's optimizer is wrapped by this library."""
+def from_this_library(method: str, optimizer: str | None = None) -> bool:
+    """Whether a method's optimizer is wrapped by this library, or is of it."""
     entry = METHODS[method]
     by_inputs = getattr(entry.by_inputs, "func", entry.by_inputs)
     is_wrapper = by_inputs is not None and by_inputs.__module__.startswith("adiv_optim")
-    return is_wrapper or entry.correction is not None or entry.gauge is not None
+    return optimizer == "gauss-newton" or is_wrapper or entry.correction is not None or entry.gauge is not None
 
 
 def _label(settings: Settings) -> str:
@@ -101,9 +101,17 @@ def _label(settings: Settings) -> str:
     return f"{name}, {({'sgd': 'SGD', 'adam': 'Adam', 'muon': 'Muon', 'soap': 'SOAP'}).get(settings['optimizer'])}"
 
 
-def _pace(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
-    """The price of a step by the processor time of the runs themselves."""
-    return statistics.median(map(pace, wrapped)) / statistics.median(map(pace, bare))
+def _pace(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float | None:
+    """The price of a step by the processor time of runs of one equation, network and number of points, if there are."""
+
+    def paces(results: list[Result]) -> dict[Any, float]:
+        like = {name: results[0]["settings"].get(name) for name in ("equation", "optimizer", "method", "rows")}
+        alike = grouped(runs(stores, "equations", **like), setting("hidden", "inner"))
+        return {key: statistics.median(map(pace, each)) for key, each in alike.items()}
+
+    with_it, without = paces(wrapped), paces(bare)
+    ratios = [with_it[key] / without[key] for key in with_it if key in without]
+    return statistics.median(ratios) if ratios else None
 
 
 def _untimed(stores: Stores, wrapped: list[Result], bare: list[Result]) -> None:
@@ -144,7 +152,7 @@ def _fields(
 
     return [
         Call(f"{task}, {_ARMS[optimizer]}",
-            f"`Whitened({_ARMS[optimizer]}(…), model, damping=…)`" + ", float64" * (file == "poisson"),
+            f"`Whitened({_ARMS[optimizer]}(…), model, damping=…)`" + ", float64" * (file == "equations"),
             METHODS["whitened"].by_inputs, file, arm(optimizer, "whitened", rows), arm(optimizer, "none"), among,
             price(_ARMS[optimizer]), optimizer in worth.split(), optimizer in typical.split())
         for optimizer in optimizers.split()
@@ -187,10 +195,9 @@ CALLS = [
         optimizers="adam soap"),
     *_fields("picture, ReLU, batches of 512 pixels", "coordinates",
         {"network": "relu", "size": 64, "batch_size": 512}, "", "", lambda name: _untimed),
-    *_fields("Poisson's equation, a minute", "poisson", {"equation": "poisson", "points": "fixed", "seconds": 60.0},
-        "adam soap", "soap", lambda name: _pace),
-    *_fields("heat equation, 2,000 steps", "poisson", {"equation": "heat", "points": "fixed", "steps": 2000},
-        "adam soap", "", lambda name: _pace, DERIVATIVES),
+    *(call for equation in ("burgers", "reaction", "korteweg-de-vries", "kovasznay") for call in
+      _fields(f"{NONLINEAR[equation]}, a minute", "equations", {"equation": equation}, "soap", "soap",
+        lambda name: _pace, DERIVATIVES, optimizers="soap")),
     *(_cifar(f"CNN without a normaliser, {name}", f"`Whitened({name}(…), model, rank=16, damping=…)`",
         "cnn-pool-tuned", "whitened-16", name.lower(), {}, _convolutions) for name in ("Adam", "Muon")),
     _characters("transformer without norms, AdamW", "`Whitened(AdamW(…), model, rank=16)`", "whitened-adamw-16",
@@ -257,7 +264,7 @@ _OF = (
     "coordinates",
     "fourier",
     "initialisation",
-    "poisson",
+    "equations",
     "cnn",
     "cnn-pool",
     "cnn-pool-tuned",

@@ -10,7 +10,7 @@ from ..studies.fourier import STEPS
 from ..train import DERIVATIVES
 from . import special
 from .judges import TABLE1, Claim, ahead, falls, no_worse, rises
-from .reached import Settings
+from .reached import NONLINEAR, Settings
 from .special import below, overlap, whole
 
 
@@ -236,8 +236,11 @@ def _arm(method: str, norm: str = "none", rows: str | None = None) -> Settings:
 
 _ALL = "adam muon soap"
 _EQUAL_TIME: Settings = {"time_of": STEPS}
-_MINUTE = {"equation": "poisson", "points": "fixed", "seconds": 60.0}
-_HEAT = {"equation": "heat", "points": "fixed", "steps": 2000}
+#: Rivals of GaussNewton: what pages call them, optimizer and method.
+_RIVALS = (
+    ("self-scaled BFGS", "self-scaled-bfgs", "none"), ("SOAP", "soap", "none"), ("Whitened SOAP", "soap", "whitened"),
+    ("SPRING", "spring", "none"), ("1,000 random features", "random-features", "none"),
+)  # fmt: skip
 
 
 def _picture(network: str, batch_size: int | None = None) -> Settings:
@@ -267,21 +270,18 @@ FIELDS = [
     *_gains("Picture, ReLU, BatchNorm", "Whitened", "coordinates", _arm("whitened", "batchnorm"), _ALL,
         _picture("relu")),
     *_gains("Picture, ReLU alone", "Preconditioned", "coordinates", _arm("preconditioned"), "muon", _picture("relu")),
-    *_WHITE("Poisson's equation, a minute", file="poisson", optimizers=_ALL, each=_MINUTE),
-    *_gains("Heat equation, 2,000 steps", "Whitened", "poisson", _arm("whitened", rows=DERIVATIVES), _ALL, _HEAT,
-        rows=None),
+    *(claim._replace(against=f"{claim.against}, {name}") for equation, name in NONLINEAR.items() for claim in
+      _gains("Nonlinear, a minute", "Whitened", "equations", _arm("whitened", rows=DERIVATIVES),
+        "muon soap" if equation == "burgers" else "soap", {"equation": equation}, rows=None)),
     *(claim for condition in (1, 10000) for claim in
       _WHITE(f"Features of condition {condition:,}", file="tabular", optimizers=_ALL, each=_behind(condition))),
     *(Claim("Features of condition 10,000: `Whitened`", "tabular", ahead, _arm("whitened"),
         [_arm("none", norm)], each=[{**_behind(10000), "optimizer": name}], against=f"{_NAMES[name]}{rival}")
       for norm, rival in (("batchnorm", " with BatchNorm"), ("columns", ", columns whitened once"))
       for name in _ALL.split()),
-    *(Claim(f"Burgers' equation, a minute, width {width}: `GaussNewton`", "equations", ahead,
-        {"optimizer": "gauss-newton"}, [{"optimizer": optimizer, "method": method}],
-        each=[{"equation": "burgers", "hidden": width}], against=rival)
-      for width in (20, 50) for rival, optimizer, method in (
-          ("self-scaled BFGS", "self-scaled-bfgs", "none"), ("SOAP", "soap", "none"),
-          ("Whitened SOAP", "soap", "whitened"), ("SPRING", "spring", "none"))),
+    *(Claim(f"Nonlinear, a minute, {name}: `GaussNewton`", "equations", ahead, {"optimizer": "gauss-newton"},
+        [{"optimizer": optimizer, "method": method}], each=[{"equation": equation}], against=rival)
+      for equation, name in NONLINEAR.items() for rival, optimizer, method in _RIVALS),
 ]  # fmt: skip
 
 #: Source → its claims.

@@ -29,7 +29,7 @@ SOURCES: dict[str, list[Source]] = {
         Source("coordinate network, ReLU", "dB", lambda error: -psnr(error), {"network": "relu"}),
         Source("coordinate network, Fourier features", "dB", lambda error: -psnr(error), {"network": "fourier"}),
     ],
-    "poisson": [Source("Poisson's equation", "log₁₀ of the error", math.log10, {"equation": "poisson"})],
+    "equations": [Source("nonlinear equations", "log₁₀ of the error", math.log10)],
     "tabular": [Source("regression", "log₁₀ of the error", math.log10)],
     "mlp-tuned": [Source("tanh MLP on CIFAR-10", "points", lambda accuracy: -accuracy)],
     "cnn-pool-tuned": [Source("CNN on CIFAR-10", "points", lambda accuracy: -accuracy)],

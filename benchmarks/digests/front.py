@@ -1,5 +1,6 @@
 """The rows of README: what a wrapper does for each kind of network, in two numbers."""
 
+import statistics
 from pathlib import Path
 
 from ..core.study import Digest
@@ -8,6 +9,8 @@ from .calls import CALLS
 from .reached import ACCURACY, Settings, Stores, best_runs, measure_of, values
 
 _SAID = "[as well without it](docs/results/index.md)"
+#: In place of a task: the equation of README's picture, which GaussNewton solves and no wrapper.
+BURGERS = "burgers"
 #: What a reader has, what is written, and the task of the table of calls whose runs are compared.
 ROWS = [
     ("a picture, as above, SOAP", "`Whitened(SOAP(…), model, damping=0.1)`",
@@ -17,7 +20,8 @@ ROWS = [
         "CNN without a normaliser, Adam"),
     ("a small tanh MLP, plain SGD", "`GradientOnly(SGD(…), model, BatchIdeal(damping=0.3, per_sample=False))`",
         "tanh MLP, SGD"),
-    ("a nonlinear differential equation", "[`GaussNewton(network)`](docs/gauss-newton.md), no rate to tune", ""),
+    ("a nonlinear differential equation, SOAP", "[`GaussNewton(network)`](docs/gauss-newton.md), no rate to tune",
+        BURGERS),
     ("a network with its norms, Muon", "**don't**: it trains about " + _SAID, ""),
 ]  # fmt: skip
 
@@ -26,11 +30,20 @@ def _mean(stores: Stores, file: str, settings: Settings) -> float:
     return measure_of(stores, file).mean(values(best_runs(stores, file, **settings)))
 
 
+def _error(stores: Stores, optimizer: str) -> float:
+    """The median of an optimizer's errors on Burgers' equation."""
+    settings = {"equation": BURGERS, "optimizer": optimizer, "method": "none"}
+    return statistics.median(values(best_runs(stores, "equations", **settings)).values())
+
+
 def _front(stores: Stores, name: str, folder: Path) -> Section:
     rows, calls = [], {call.task: call for call in CALLS}
     for have, write, task in ROWS:
         cells: list[str | Cell] = ["", ""]
-        if task:
+        if task == BURGERS:
+            alone, own = (_error(stores, optimizer) for optimizer in ("soap", "gauss-newton"))
+            cells[0] = Cell(f"error {alone:.0e} → {own:.0e}", {"alone": alone, "wrapped": own})
+        elif task:
             call = calls[task]
             alone, wrapped = (_mean(stores, call.file, {**call.among, **own}) for own in (call.bare, call.wrapped))
             unit = "%" if measure_of(stores, call.file) is ACCURACY else "dB"
@@ -44,11 +57,15 @@ def _front(stores: Stores, name: str, folder: Path) -> Section:
     caption = (
         "Pictures: PSNR after equal time, the mean of ten others. Networks: test accuracy on CIFAR-10, the mean of "
         f"five seeds, after equal epochs and not equal time, with more trials for the wrapped; Muon alone trains that "
-        f"CNN to {muon:.1f} %. A price is that of a step, in steps of the optimizer alone."
+        f"CNN to {muon:.1f} %. The equation: Burgers', relative error after a minute, the median of five seeds; "
+        f"self-scaled BFGS solves it to {_error(stores, 'self-scaled-bfgs'):.0e}. A price is that of a step, in steps "
+        "of the optimizer alone."
     )
     return Section([Table(["you have", "write", "alone → wrapped", "price"], rows), caption])
 
 
 DIGESTS = {
-    "front": Digest(("fourier", "cnn", "cnn-pool", "cnn-pool-tuned", "mlp-tuned", "speed"), _front, ("README.md",)),
+    "front": Digest(
+        ("fourier", "equations", "cnn", "cnn-pool", "cnn-pool-tuned", "mlp-tuned", "speed"), _front, ("README.md",)
+    ),
 }

@@ -3,6 +3,7 @@
 A judge takes the stores and a claim, which says what to compare, and returns a finding, by scipy's tests.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -162,6 +163,8 @@ def within(ours: Sample, theirs: Sample, margin: float, measure: Measure) -> Fin
 def in_pairs(own: Mapping[Any, float], other: Mapping[Any, float], measure: Measure) -> Finding:
     """Errors by problem are better than others."""
     difference = measure.difference(own, other)
+    if math.isnan(difference.mean):
+        return Finding(None, "a run broke down", difference.n)
     holds = difference.mean < 0 if measure.is_lower_better else difference.mean > 0
     return significant(holds, difference.p, "", difference.n, measure.amount(difference).text)
 

@@ -15,6 +15,11 @@ from ..problems.pictures import psnr
 Stores = Mapping[str, Store]
 #: Settings of runs; a set stands for any of its members, and None for a run without the setting.
 Settings = Mapping[str, Any]
+#: Nonlinear equations that rivals have solved too → what pages call them.
+NONLINEAR = {
+    "burgers": "Burgers' equation", "reaction": "reaction equation", "allen-cahn": "Allen and Cahn's equation",
+    "korteweg-de-vries": "Korteweg and de Vries' equation", "kovasznay": "Kovasznay's flow",
+}  # fmt: skip
 #: What every seed reached.
 Sample = list[float]
 
@@ -82,7 +87,8 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     """The runs with some settings that were chosen by what no table shows.
 
     Of arms those whose settings trials chose, for each data set. Of images one that was tested, of searches alone the
-    best on held-out data. Of a language model, of the longest runs, those at the lowest validation loss.
+    best on held-out data. Of a language model, of the longest runs, those at the lowest validation loss. Two networks
+    of an arm are an exception: the better one is chosen by the runs themselves, for trials are too short to tell.
 
     Raises:
         ValueError: several runs that were tested have them, and to take the best would be to choose by test accuracy.
@@ -90,7 +96,7 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     results = runs(stores, file, **wanted)
     if "error" in results[0]:
         by_data = grouped(results, lambda r: r["settings"].get("data_set")).values()
-        return [r for same in by_data for r in chosen(same)]
+        return [r for same in by_data for r in _of_the_better_network(chosen(same))]
     if "test_accuracy" in results[0]:
         last = [r for r in results if not r["settings"].get("validation")]
         if len(last) > 1:
@@ -101,18 +107,24 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     return min(groups, key=lambda group: statistics.fmean(worth(final_validation_loss(r)) for r in group))
 
 
+def _of_the_better_network(results: list[Result]) -> list[Result]:
+    """The runs of the width whose median is lower, as in the table of equations; most arms have one."""
+    networks = grouped(results, lambda r: r["settings"].get("hidden")).values()
+    return min(networks, key=lambda each: statistics.median(errors(each).values()))
+
+
 #: Settings in which trials may differ from the runs that they choose settings of.
 _LENGTHS = {"steps", "seconds", "epochs", "held_out"}
 
 
 def trials(stores: Stores, file: str, settings: Settings) -> int:
-    """How many settings were tried for some runs: of several data sets, the most for one."""
+    """How many settings were tried for some runs: of several data sets or networks, the most for one."""
     wanted = {name: value for name, value in settings.items() if name not in _LENGTHS}
     validated = [r for r in stores[file].read() if r["settings"].get("validation")]
     tried = matching([*stores[file].read("search"), *stores[file].read("trials"), *validated], wanted)
     chosen_of = ("lr", "damping", "weight_decay", "inner")
-    by_data = grouped(tried, lambda r: r["settings"].get("data_set")).values()
-    return max((len({tuple(map(r["settings"].get, chosen_of)) for r in same}) for same in by_data), default=0)
+    alike = grouped(tried, lambda r: (r["settings"].get("data_set"), str(r["settings"].get("hidden")))).values()
+    return max((len({tuple(map(r["settings"].get, chosen_of)) for r in same}) for same in alike), default=0)
 
 
 def values(results: list[Result]) -> dict[Any, float]:

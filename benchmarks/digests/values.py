@@ -9,6 +9,7 @@ from typing import Any
 from ..problems.regression import DRAWN
 from ..studies import table1
 from ..studies.fourier import STEPS
+from ..train import DERIVATIVES
 from .reached import Settings, Stores, best_runs, measure_of, values
 
 #: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
@@ -79,8 +80,7 @@ def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settin
 
 
 pictures = partial(leads, "coordinates", network="relu", size=64, batch_size=None)
-losses, heated = partial(leads, "norm-free"), partial(leads, "poisson", equation="heat", points="fixed", steps=2000)
-solved = partial(leads, "poisson", equation="poisson", points="fixed", seconds=60.0)
+losses = partial(leads, "norm-free")
 
 
 def plain(optimizer: str, own: str, other: str) -> Callable[[Stores], Numbers]:
@@ -127,8 +127,9 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
         for optimizer in ("adam", "soap")
     },
     **{
-        f"poisson-{optimizer}": ("{times:.1f}", solved(arm(optimizer, "whitened"), arm(optimizer)))
-        for optimizer in ("adam", "muon", "soap")
+        f"{equation}-{optimizer}": ("{times:.1f} ({p})", leads(
+            "equations", arm(optimizer, "whitened", DERIVATIVES), arm(optimizer), equation=equation))
+        for equation, optimizer in (("reaction", "soap"), ("kovasznay", "soap"), ("burgers", "muon"))
     },
     "deep": ("{loss:.1f} dB ({p})", leads(
         "initialisation", arm("adam", "whitened"), {**arm("adam"), "norm": "batchnorm"}, network="deep")),
@@ -140,7 +141,6 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
     "mac-whitened": ("{gain:.1f} dB below `Whitened` ({p})", pictures(
         arm("adam", "whitened"), arm("adam", "mac"))),
     "mac-muon": ("{loss:.1f}", pictures(arm("muon", "mac"), arm("muon"))),
-    "heat-adam": ("{p}", heated(arm("adam", "whitened", "derivatives"), arm("adam"))),
     "dyt": ("{gain:.1f} points below ({p})", methods(
         "mlp-tuned", "batch-ideal", "dyt", optimizer="sgd", activation="tanh")),
     "rank-tanh": ("{rank:+.2f}, p = {p:.4f}", partial(ranked, activation="tanh")),

@@ -1,16 +1,14 @@
 """Every claim of the papers and of this library, in a line each, judged by the committed results."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from ..catalogue import RECIPES
 from ..core.store import Store
 from ..core.study import Digest
-from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, markdown
+from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, holm, markdown
 from .claims import CLAIMS
 from .judges import Claim, Finding
 from .reached import trials
@@ -24,18 +22,6 @@ def decide(claim: Claim) -> str:
         return ""
     command = f"{recipe.commands(study)[0]} {recipe.decides}" if recipe.decides else f"reproduce {file}"
     return f"python -m benchmarks {command}"
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """Holm's p of several tests: each p times how many are not smaller, and no less than those of smaller ones.
-
-    Example:
-        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03, 0.005])]
-        [0.03, 0.06, 0.06, 0.02]
-    """
-    order, corrected = np.argsort(values, kind="stable"), np.empty(len(values))
-    corrected[order] = np.maximum.accumulate(np.minimum(1, np.sort(values) * np.arange(len(values), 0, -1)))
-    return [float(p) for p in corrected]
 
 
 def whole_p(finding: Finding) -> float | None:

@@ -17,7 +17,7 @@ from ..core.arms import Arm, Look, arm, chosen, errors, first_trial, label, quar
 from ..core.runs import run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import Cell, Section, grouped, pivot
+from ..core.tables import SIGNIFICANT, Cell, Section, grouped, holm, paired, pivot
 from ..core.tune import Search, Tried, around, choose
 from ..problems.equations import EQUATIONS, NONLINEAR, SOLVED, EquationRun
 from ..train import DERIVATIVES, limit
@@ -68,12 +68,15 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Tables of equations by arm, of errors and of times, and a section for every equation."""
     best = _better_networks(store.read())
-    lowest = {e: min(_middle(runs) for (other, _), runs in best.items() if other == e) for e, _ in best}
+    lowest = dict(sorted(best, key=lambda place: -_middle(best[place])))  # of an equation the last counts
+    above = _above(best, lowest)
     times = " and ".join(f"{error:.0e}" for error in TIMED)
     return {
         f"{name}-errors": _by_arm(
-            {place: _error(runs, lowest[place[0]]) for place, runs in best.items()},
-            "Median of the relative L2 error after 60 seconds of one core",
+            {place: _error(runs, place[1] == lowest[place[0]], above.get(place)) for place, runs in best.items()},
+            "Median of the relative L2 error after 60 seconds of one core; ≈ is not shown to be above the lowest by "
+            "paired t tests of logarithms after Holm's correction over its kind of equations, nonlinear or linear, in "
+            "which a run that broke down has an error of 1",
         ),
         f"{name}-times": _by_arm(
             {place: _times(runs) for place, runs in best.items()},
@@ -109,10 +112,26 @@ def _middle(runs: Iterable[Result]) -> float:
     return statistics.median(errors(runs).values())
 
 
-def _error(runs: Sequence[Result], lowest: float) -> Cell:
+def _above(best: Mapping[Place, list[Result]], lowest: Mapping[str, Arm]) -> dict[Place, float]:
+    """P of an arm's being above the lowest of its equation, after Holm's correction."""
+    found = dict[Place, float]()
+    for is_nonlinear in (True, False):
+        others = [(e, key) for e, key in best if (e in NONLINEAR) is is_nonlinear and key != lowest[e]]
+        tests = [paired(_capped(best[e, key]), _capped(best[e, lowest[e]]), math.log10).p for e, key in others]
+        found |= dict(zip(others, holm([1.0 if math.isnan(p) else p for p in tests]), strict=True))
+    return found
+
+
+def _capped(runs: Iterable[Result]) -> dict[tuple[Any, ...], float]:
+    """Errors, of which none is above that of the solution 0."""
+    return {problem: min(error, 1.0) for problem, error in errors(runs).items()}
+
+
+def _error(runs: Sequence[Result], is_lowest: bool, p: float | None) -> Cell:
     middle = _middle(runs)
-    numbers = {"": middle, "width": runs[0]["settings"]["hidden"], "n": len(runs)}
-    return Cell(f"**{middle:.1e}**" if middle == lowest else f"{middle:.1e}", numbers)
+    numbers = {"": middle, "width": runs[0]["settings"]["hidden"], "n": len(runs), "holm": p}
+    text = f"**{middle:.1e}**" if is_lowest else f"{middle:.1e}" + " ≈" * (p is not None and p >= SIGNIFICANT)
+    return Cell(text, numbers)
 
 
 def _times(runs: Sequence[Result]) -> Cell:

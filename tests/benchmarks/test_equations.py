@@ -4,8 +4,10 @@ import math
 from copy import deepcopy
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_rel
 from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
@@ -246,5 +248,23 @@ def test_a_table_has_the_better_network_of_every_arm(tmp_path):
         [[getattr(cell, "text", cell) for cell in row] for row in tables[f"equations-{kind}"].parts[0].rows]
         for kind in ("errors", "times")
     )
-    assert errors == [["Burgers", "**5.0e-04**", "inf"]]
+    assert errors == [["Burgers", "**5.0e-04**", "inf ≈"]]
     assert times == [["Burgers", "7, –", "–, –"]]
+
+
+def test_an_error_that_is_not_shown_to_be_above_the_lowest_is_marked(tmp_path):
+    store = Store(tmp_path / "equations.jsonl", "equations")
+    ended = {"soap": (1e-6, 2e-6, 3e-6), "spring": (1e-3, 2.1e-3, 2.9e-3), "muon": (4e-6, 1.5e-6, 9e-6)}
+    ended["adam"] = (5.0, None, 2.0)
+    for optimizer, errors in ended.items():
+        for seed, error in enumerate(errors):
+            run = EquationRun("", "none", optimizer=optimizer, hidden=20, seed=seed)
+            line = {"steps": [0, 9], "error": [1e9, error], "seconds": [0.0, 7.0]}
+            store.add(run.key(), {"settings": run.settings(), "environment": environment(), **line})
+    (row,) = study.report(store, "equations", tmp_path)["equations-errors"].parts[0].rows
+    assert [cell.text for cell in row[1:]] == ["**2.0e-06**", "2.1e-03", "4.0e-06 ≈", "5.0e+00"]
+    ended["adam"] = (1.0, 1.0, 1.0)
+    first, second, third = sorted(ttest_rel(*np.log10([ended[n], ended["soap"]])).pvalue for n in ended if n != "soap")
+    wanted = [3 * first, max(3 * first, 2 * second), max(3 * first, 2 * second, third)]
+    assert sorted(cell.numbers["holm"] for cell in row[2:]) == pytest.approx(wanted)
+    assert row[1].numbers["holm"] is None

@@ -12,7 +12,7 @@ from benchmarks.catalogue import STUDIES
 from benchmarks.core.store import environment, public_name
 from benchmarks.grids import expand
 from benchmarks.methods import METHODS
-from benchmarks.problems import equations, poisson
+from benchmarks.problems.equations import EquationRun
 from benchmarks.problems.friedman import FriedmanRun
 from benchmarks.problems.images import ImageRun
 from benchmarks.problems.language import TextRun
@@ -24,8 +24,7 @@ from .conftest import STORES
 
 FIELDS = {
     "fourier": CoordinateRun, "coordinates": CoordinateRun, "initialisation": CoordinateRun,
-    "poisson": poisson.EquationRun, "tabular": TableRun, "equations": equations.EquationRun,
-    "friedman": FriedmanRun, "streams": StreamRun,
+    "tabular": TableRun, "equations": EquationRun, "friedman": FriedmanRun, "streams": StreamRun,
 }  # fmt: skip
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)

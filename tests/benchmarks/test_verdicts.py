@@ -9,12 +9,12 @@ from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.store import Store
-from benchmarks.core.tables import exact, spearman
+from benchmarks.core.tables import exact, holm, spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
 from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, no_worse, rises, within
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
-from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, holm, trials_of, whole_p
+from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, trials_of, whole_p
 
 from .conftest import result
 
@@ -48,6 +48,7 @@ def test_paired_difference_is_that_of_the_problems_that_both_learned():
     text = f"-1.100 nats [{low:+.3f}, {high:+.3f}]"
     assert in_pairs(own, other, error) == Finding(True, "", "3", f"{test.pvalue:.2g}", difference=text)
     assert in_pairs(own, other, error._replace(is_lower_better=False)).holds is False
+    assert in_pairs(own, other | {3: math.inf}, error) == Finding(None, "a run broke down", "3")
 
 
 def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
@@ -81,6 +82,8 @@ def test_trials_are_the_settings_that_were_tried_whatever_the_length(tmp_path):
     store.add("shown", result("none", accuracies=(LOW,), lr=7, epochs=9))
     stores = {"cnn": store}
     assert [trials(stores, "cnn", {"method": name, "epochs": 9}) for name in ("none", "dyt", "rmsnorm")] == [2, 1, 0]
+    store.add("wide", {**result("dyt", lr=4, hidden=[9]), "part": "search", "score": 1.0})
+    assert trials(stores, "cnn", {"method": "dyt"}) == 1  # of each network
     claim = Claim("", "cnn", ahead, {"method": "dyt"}, [{"method": "none"}])
     assert trials_of(stores, claim) == "1, 2"
     assert trials_of(stores, claim._replace(own={"method": "rmsnorm"}, others=[{"method": "rmsnorm"}])) == ""
