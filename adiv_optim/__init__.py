@@ -4,10 +4,12 @@ import importlib
 from typing import Any
 
 from . import diagnostics, functional, gauge, jacobian
-from .attach import Coverage, attach, coverage, detach
+from .attach import attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
+from .gauge.unit_consistent import UnitConsistent
 from .jacobian import GaussNewton
-from .optim import ChainedOptimizer, GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
+from .optim import ChainedOptimizer, GradientOnly, InputScaled, Preconditioned, Whitened
+from .rows.coverage import Coverage
 
 __version__ = "0.2.0"
 

@@ -1,4 +1,4 @@
-"""`python -m adiv_optim`: versions, and what works here, to paste into a bug report."""
+"""`python -m adiv_optim`: versions, and checks of this machine, to paste into a bug report."""
 
 import platform
 from collections import Counter
@@ -9,7 +9,7 @@ import torch
 
 from . import __version__
 
-#: What the benchmarks use or compare with, and the trainers of others; pyproject's extras bench, peers, integration.
+#: Packages that the benchmarks use or compare with, and trainers of others; extras bench, peers and integration.
 OPTIONAL = (
     "torchvision", "matplotlib", "numpy", "pandas", "rich", "scikit-learn", "scipy", "seaborn", "tyro", "opacus",
     "isaac", "schedulefree", "pytorch_optimizer", "singd", "torch-levenberg-marquardt", "accelerate", "lightning",

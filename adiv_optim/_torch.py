@@ -17,7 +17,7 @@ __all__ = [
 
 
 def backward_pass() -> int:
-    """The number of the backward pass that runs in this thread; -1 outside of one."""
+    """Return the number of the backward pass that runs in this thread; -1 outside of one."""
     return _current_graph_task_id()
 
 
@@ -27,7 +27,7 @@ def keeps_graph() -> bool:
 
 
 def reaches(node: Any) -> str:
-    """How the backward pass that runs now reaches a node: "backward", "grad" for torch.autograd.grad, or ""."""
+    """Return how the backward pass that runs now reaches a node: "backward", "grad" for torch.autograd.grad, or ""."""
     try:
         return "backward" if _is_executed(node) else ""
     except RuntimeError:  # torch's: autograd.grad is asked for the gradient of the leaf whose node this is
@@ -46,7 +46,7 @@ def is_batched(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:
-    """The tensor without a subclass that only has methods of its own.
+    """Return the tensor without a subclass that only has methods of its own.
 
     A subclass that dispatches torch's operations keeps its numbers elsewhere, and stays.
     """

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from ._linalg.limits import check_not_negative, check_positive
+from ._checks import check_not_negative, check_positive
 
 #: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular: rounding
 #: stands in place of its zero eigenvalues. Cholesky adds at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 if
@@ -254,7 +254,7 @@ class BatchIdeal(Correction):
         return torch.cholesky_inverse(factor) @ right
 
     def factor(self, gram: Tensor, count: float) -> Tensor:
-        """The Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
+        """Return the Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
         precision = torch.finfo(gram.dtype)
         # Rows of zeros, or of squares that underflow, have a ridge of 1: any keeps them from dividing zero by zero.
         share = max(self.damping / max(count, 1), _LEAST_RIDGE * precision.eps)

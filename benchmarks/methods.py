@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from adiv_optim import UnitConsistent
 from adiv_optim.corrections import BatchIdeal, Correction, Disproportional, Proportional
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
-from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
+from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 from adiv_optim.optim.wrapper import OptimizerWrapper
 
 from .optimizers import peer

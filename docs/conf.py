@@ -74,10 +74,8 @@ napoleon_custom_sections = ["Shape"]
 default_role = "py:obj"
 # References that lead nowhere fail the build; `leads_elsewhere` says which may.
 nitpicky = True
-#: Shapes of a layer: no user makes one.
-nitpick_ignore = [("py:class", "adiv_optim.attach.layers.Layout")]
 
-PACKAGES = ("layers", "jacobian", "functional", "diagnostics", "gauge", "optim")
+PACKAGES = ("layers", "jacobian", "functional", "diagnostics", "gauge", "optim", "rows")
 #: Public name → the name it is documented by.
 DOCUMENTED = {
     name: f"{module}.{name}"

@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=16, lines=2753, functions=109, lines_of_functions=966)
+LIMIT = Size(files=13, lines=2625, functions=109, lines_of_functions=957)
 
 
 def training_step() -> Callable[[], None]:

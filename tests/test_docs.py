@@ -12,7 +12,7 @@ import adiv_optim.layers
 
 DOCS = Path(__file__).parents[1] / "docs"
 PACKAGES = ["adiv_optim", *(f"adiv_optim.{name}" for name in ["diagnostics", "functional", "gauge"])]
-PACKAGES += ["adiv_optim.jacobian", "adiv_optim.layers", "adiv_optim.optim"]
+PACKAGES += ["adiv_optim.jacobian", "adiv_optim.layers", "adiv_optim.optim", "adiv_optim.rows"]
 
 
 def public_names(package):

@@ -5,9 +5,10 @@ the optimizer and the random generators stay as they are.
 """
 
 from ._divergence import divergence
+from ._isometry import isometry, isometry_gap, isometry_strength, mean_field_bound
+from ._recorder import IsometryRecorder, record
 from ._result import Divergence, LayerDivergence
 from .activations import GaussianMoments, gaussian_moments, hermite_coefficients
-from .isometry import IsometryRecorder, isometry, isometry_gap, isometry_strength, mean_field_bound, record
 
 __all__ = [
     "Divergence",

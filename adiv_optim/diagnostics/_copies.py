@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from .._linalg import host
-from .._linalg.host import without_autocast
+from .. import _device
+from .._device import without_autocast
 from ..attach import detach
-from ..attach.layers import Corrected
 from ..jacobian.modules import same_randomness
 from ..jacobian.recorder import Pass, differentiate
 from ..optim import OptimizerWrapper
-from ..optim.wrapper import check_same_parameters
+from ..optim.parameters import check_same_parameters
+from ..rows.layers import Corrected
 
 
 def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Optimizer | None]:
@@ -99,7 +99,7 @@ def take_step(
     if optimizer is None:
         change = {n: torch.zeros_like(p) if p.grad is None else -p.grad for n, p in parameters.items()}
         return Step(passed, plain.gradients, change, dict.fromkeys(parameters, 1.0))
-    wide = {name: torch.promote_types(p.dtype, host.widest(p.device)) for name, p in parameters.items()}
+    wide = {name: torch.promote_types(p.dtype, _device.widest_dtype(p.device)) for name, p in parameters.items()}
     old = {name: p.detach().to(wide[name], copy=True) for name, p in parameters.items()}
     rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     with without_autocast(next(model.parameters()).device.type):

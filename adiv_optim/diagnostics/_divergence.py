@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from .._linalg.host import without_autocast
-from .._linalg.limits import check_count
+from .._checks import check_count
+from .._device import without_autocast
 from ..attach import attach
-from ..attach.checks import refuse_attached
-from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
 from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
 from ..jacobian.recorder import Call
 from ..optim import OptimizerWrapper
+from ..rows.layers import Corrected, plain_type
+from ..rows.models import refuse_attached
 from ._copies import Step, check_optimizer, take_step, twins
 from ._result import Divergence, LayerDivergence, summarise
 from ._rows import MeasuredRows, closed_rows, general_rows, has_closed_form, to_float64

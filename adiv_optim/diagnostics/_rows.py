@@ -9,14 +9,14 @@ from torch.func import vjp, vmap
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from .._linalg import host
-from ..attach.layers import Corrected, Layout, why_unknown_rows
-from ..attach.rows import rows_of
+from .. import _device
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
 from ..jacobian.modules import Parts, as_rows, batched, jvp, pure
 from ..jacobian.recorder import Call
+from ..rows.layers import Corrected, Layout, why_unknown_rows
+from ..rows.matrices import rows_of
 
 #: Contributions of single rows to a layer's gradient are in memory a few at a time: at most so many numbers.
 CONTRIBUTION_NUMBERS = 2**22
@@ -43,7 +43,7 @@ def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
 
 def to_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, so that |g|² of a small gradient does not underflow; Apple has float32 alone."""
-    return tensor.to(host.widest(tensor.device))
+    return tensor.to(_device.widest_dtype(tensor.device))
 
 
 def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
@@ -118,7 +118,7 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     the weight and :math:`b_k g_k` to that of the bias, and moves its own output by
     :math:`-\eta\, (c_k \cdot x_k + b_k)\, g_k`; the whole step moves it by :math:`\Delta W x_k + \Delta b`.
     """
-    dtype = torch.promote_types(layer.get_parameter("weight").dtype, torch.float32)
+    dtype = _device.wide_dtype(layer.get_parameter("weight"))
     (input,), grad_output = call
     rows = rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
     layout = Layout.of(layer)

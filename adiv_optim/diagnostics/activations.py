@@ -187,7 +187,7 @@ def sample(activation: Activation, degree: int = 1) -> Sampled:
 
 
 def _on(activation: Activation, edges: Tensor, name: str) -> Sampled:
-    """The activation on the nodes of panels, a row each."""
+    """Return the activation on the nodes of panels, a row each."""
     half = edges.diff(dim=1) / 2
     nodes = edges[:, :1] + half * (1 + NODES)
     roots = (half * WEIGHTS).sqrt() * torch.exp(-nodes.square() / 4) / math.tau**0.25
@@ -200,7 +200,7 @@ def _on(activation: Activation, edges: Tensor, name: str) -> Sampled:
 
 
 def _integrals(panels: Sampled, degree: int) -> Tensor:
-    """E[σ²], E[σ] and c_degree, panel by panel: shape (3, panels)."""
+    """Return E[σ²], E[σ] and c_degree, panel by panel: shape (3, panels)."""
     highest = next(islice(panels.hermite(), degree, None))
     factors = torch.stack([panels.values, panels.roots, highest])
     return (factors * panels.values).sum(-1)

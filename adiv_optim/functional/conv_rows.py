@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._device import wide_dtype
 from ..corrections import Solve
 from .linears import LinearRows, Trained, summed
 from .lines import sums_over_patches
@@ -26,7 +27,7 @@ class ConvRows(Trained):
     label: str = "conv"
 
     def factors(self) -> dict[str, Tensor]:
-        """|x_p|² for the weight, 1 for the bias; shape (N, groups, *out_spatial)."""
+        """Return |x_p|² for the weight, 1 for the bias; shape (N, groups, *out_spatial)."""
         return self.with_ones(self.patches.squared_norm())
 
     @property
@@ -35,7 +36,7 @@ class ConvRows(Trained):
         return len(self.grad_output) * math.prod(self.grad_output.shape[2:])
 
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Σ_p s_p g_p x_pᵀ and Σ_p s_p g_p, a few samples at a time: the rescaled output gradient is large."""
+        """Return Σ_p s_p g_p x_pᵀ and Σ_p s_p g_p, a few samples at a time: the rescaled output gradient is large."""
         gradients = summed(self._contracted(part, scales) for part in parts(self.grad_output))
         return {name: gradient.to(self.patches.input.dtype) for name, gradient in gradients.items()}
 
@@ -55,12 +56,12 @@ class ConvRows(Trained):
         return gradients
 
     def _plain(self, grad_output: Tensor, part: slice, dtype: torch.dtype) -> Tensor:
-        """Σ_p g_p x_pᵀ over some samples."""
+        """Return Σ_p g_p x_pᵀ over some samples."""
         x, weight = self.patches.input[part].to(dtype), self.weight.to(dtype)
         return plain_backward(grad_output.to(dtype), x, weight, self.patches.geometry, False, True)[1]
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
-        """The ideal of a linear layer in each group, with the Gram matrix of the patches summed by lines."""
+        """Return the ideal of a linear layer in each group, with the Gram matrix of the patches summed by lines."""
         # The matrix of few patches is no larger than the Gram matrix, and only the side of the patches is exact then.
         if self.count <= math.prod(self.weight.shape[1:]) * self.needs_weight + self.needs_bias:
             solved = self._linear(self.patches.unfold(), self._grad_rows()).ideal(solve)
@@ -71,8 +72,8 @@ class ConvRows(Trained):
         return {name: gradient.reshape(shapes[name]).to(dtype) for name, gradient in solved.items()}
 
     def _products(self) -> tuple[Tensor, Tensor]:
-        """X~ᵀX~ and X~ᵀG, in float32 at least."""
-        dtype, groups = torch.promote_types(self.patches.input.dtype, torch.float32), self.patches.geometry.groups
+        """Return X~ᵀX~ and X~ᵀG, in float32 at least."""
+        dtype, groups = wide_dtype(self.patches.input), self.patches.geometry.groups
         total = self.grad_output.sum([0, *range(2, self.grad_output.dim())], dtype=dtype).view(groups, 1, -1)
         count = total.new_full((groups, 1, 1), self.count)
         if not self.needs_weight:
@@ -87,20 +88,20 @@ class ConvRows(Trained):
         return gram, torch.cat([plain, total], -2)
 
     def _linear(self, rows: Tensor, grad_rows: Tensor) -> LinearRows:
-        """A stack with one linear layer for each group."""
+        """Return a stack with one linear layer for each group."""
         return LinearRows(rows, grad_rows, self.needs_weight, self.needs_bias)
 
     def at(self, index: Tensor) -> LinearRows:
-        """The patches of every group whose numbers, ascending, are in `index`."""
+        """Return the patches of every group whose numbers, ascending, are in `index`."""
         return self._linear(self.patches.at(index), self._grad_rows()[:, index])
 
     def _grad_rows(self) -> Tensor:
-        """(N, out_channels, *positions) → (groups, rows, channels)."""
+        """Return the output gradients as (groups, rows, channels)."""
         grouped = self.grad_output.unflatten(1, (self.patches.geometry.groups, -1))
         return grouped.movedim(1, 0).movedim(2, -1).flatten(1, -2)
 
     def with_grad_rows(self, grad_rows: Tensor) -> "ConvRows":
-        """The same patches with other output gradients, (groups, rows, channels), of any number of channels."""
+        """Return the same patches with other output gradients, (groups, rows, channels), of any number of channels."""
         samples, _, *positions = self.grad_output.shape
         grad_output = grad_rows.unflatten(1, (samples, *positions)).movedim(0, 1).movedim(-1, 2).flatten(1, 2)
         weight = self.weight.new_empty(grad_output.shape[1], *self.weight.shape[1:])
@@ -110,7 +111,7 @@ class ConvRows(Trained):
 def plain_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, needs_input: bool, needs_weight: bool
 ) -> tuple[Tensor, Tensor]:
-    """Torch's own gradients of input and weight; one that is not needed is None."""
+    """Return torch's gradients of input and weight; one that is not needed is None."""
     grad_input, grad_weight, _ = torch.ops.aten.convolution_backward(
         grad_output, input, weight, None, geometry.stride, geometry.padding, geometry.dilation,
         False, [0] * len(geometry.stride), geometry.groups, [needs_input, needs_weight, False],
@@ -119,6 +120,6 @@ def plain_backward(
 
 
 def _rescale_groups(grad_output: Tensor, scale: Tensor) -> Tensor:
-    """(N, C_out, *out) × (N, groups, *out) in the wider of their dtypes; a group's scale serves all of its channels."""
+    """Multiply (N, C_out, *out) by (N, groups, *out), a scale for all channels of a group, in the wider dtype."""
     grouped = grad_output.unflatten(1, (scale.shape[1], -1))
     return (grouped * scale.unsqueeze(2)).flatten(1, 2)

@@ -7,18 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .._linalg.host import without_autocast
+from .._device import without_autocast
 from ..corrections import Correction, check_correction
 from .conv_rows import ConvRows, plain_backward
 from .patches import Geometry, Patches
-from .shared import (
-    apply,
-    autocast,
-    check_real,
-    label_for,
-    once_only,
-    trains,
-)
+from .shared import apply, autocast, check_real, label_for, once_only, trains
 
 #: Stride, padding, dilation and groups, as torch's functions take them.
 Steps = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
@@ -66,7 +59,7 @@ def _conv(
 def corrected_conv(
     name: str, dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps, correction: Correction
 ) -> Tensor:
-    """The convolution with a correction already checked; `name` opens its error messages."""
+    """Compute the convolution with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
     _check_shapes(name, dims, input, weight, steps[-1])
     batch, _, geometry = patches_of(name, input, weight.shape[2:], steps)
@@ -79,7 +72,7 @@ def corrected_conv(
 
 
 def patches_of(name: str, input: Tensor, kernel: Sequence[int], steps: Steps) -> Patches:
-    """The patches of an input, batched or not."""
+    """Return the patches of an input, batched or not."""
     stride, padding, dilation, groups = steps
     stride, dilation = _per_axis(stride, kernel), _per_axis(dilation, kernel)
     if isinstance(padding, str):
@@ -89,7 +82,7 @@ def patches_of(name: str, input: Tensor, kernel: Sequence[int], steps: Steps) ->
 
 
 def _per_axis(value: int | Sequence[int], kernel: Sequence[int]) -> list[int]:
-    """One number for each axis, where one may stand for all; torch's function refuses any other count of them."""
+    """Return a number for each axis, where one may stand for all; torch's function refuses other counts of them."""
     values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * len(kernel) if len(values) == 1 else values
 

@@ -11,18 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from .._linalg.grams import gram_of
-from .._linalg.host import without_autocast
+from .._device import wide_dtype, without_autocast
 from ..corrections import Correction, Solve, check_correction
-from .shared import (
-    apply,
-    autocast,
-    check_real,
-    label_for,
-    once_only,
-    squared_norm,
-    trains,
-)
+from .patches import gram_of
+from .shared import apply, autocast, check_real, label_for, once_only, squared_norm, trains
 
 
 class _Linear(Function):
@@ -79,12 +71,12 @@ class _Linear(Function):
         return _Linear.apply(input, weight, bias, correction, label), 0
 
 
-# torch asks for the signature at every call; found anew each time, it costs a small layer more than its products.
+# torch asks for the signature at every call; looked up anew each time, it costs a small layer more than its products.
 _Linear.forward.__signature__ = inspect.signature(_Linear.forward)  # type: ignore[attr-defined]
 
 
 def _rows(tensor: Tensor, stacked: bool) -> Tensor:
-    """(…, features) → (rows, features), below the leading dimension of a stack."""
+    """Reshape (…, features) to (rows, features), below the leading dimension of a stack."""
     first = int(stacked)
     if tensor.dim() == first + 2:
         return tensor
@@ -94,7 +86,7 @@ def _rows(tensor: Tensor, stacked: bool) -> Tensor:
 
 
 def _input_gradient(rows: Tensor, grad_rows: Tensor, weight: Tensor) -> Tensor:
-    """G W, as torch multiplies it: by the transposes where X lies column by column, which rounds differently."""
+    """Return G W, as torch multiplies it: by the transposes where X lies column by column, which rounds differently."""
     # Compiled code rounds in its own way.
     column_major = rows.stride(0) == 1 and rows.stride(1) == len(rows) and not torch.compiler.is_compiling()
     return (weight.mT @ grad_rows.mT).mT if column_major else grad_rows @ weight
@@ -107,12 +99,12 @@ class Trained:
     needs_bias: bool
 
     def with_ones(self, weight: Tensor) -> dict[str, Tensor]:
-        """A number of each row for the weight, and 1 for the bias, the frozen one left out."""
-        found = {"weight": weight} if self.needs_weight else {}
-        return {**found, "bias": torch.ones_like(weight)} if self.needs_bias else found
+        """Return a number of each row for the weight, and 1 for the bias, the frozen one left out."""
+        factors = {"weight": weight} if self.needs_weight else {}
+        return {**factors, "bias": torch.ones_like(weight)} if self.needs_bias else factors
 
     def split(self, solution: Tensor) -> dict[str, Tensor]:
-        """Gradients of weight and bias from (…, in_features + 1, out_features)."""
+        """Return gradients of weight and bias from (…, in_features + 1, out_features)."""
         gradients = {"weight": (solution[..., :-1, :] if self.needs_bias else solution).mT} if self.needs_weight else {}
         return {**gradients, "bias": solution[..., -1, :]} if self.needs_bias else gradients
 
@@ -133,11 +125,11 @@ class LinearRows(Trained):
         return self.rows.shape[-2]
 
     def factors(self) -> dict[str, Tensor]:
-        """|x_k|² for the weight, 1 for the bias."""
+        """Return |x_k|² for the weight, 1 for the bias."""
         return self.with_ones(squared_norm(self.rows, -1))
 
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """grad_W = (s ⊙ G)ᵀX = Gᵀ(s ⊙ X), whichever of X and G is narrower being scaled; grad_b = Gᵀs."""
+        """Return grad_W = (s ⊙ G)ᵀX = Gᵀ(s ⊙ X), whichever of X and G is narrower being scaled; grad_b = Gᵀs."""
         rows, grad_rows = self.rows, self.grad_rows
         gradients = {}
         if self.needs_weight:
@@ -154,40 +146,40 @@ class LinearRows(Trained):
         return gradients
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
-        """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
-        dtype = torch.promote_types(self.rows.dtype, torch.float32)
+        """Return X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
+        dtype = wide_dtype(self.rows)
         wide = replace(self, rows=self.rows.to(dtype), grad_rows=self.grad_rows.to(dtype))
         few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
         solved = wide.sample_side(solve) if few else wide.feature_side(solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
     def sample_side(self, solve: Solve) -> dict[str, Tensor]:
-        """X~ᵀ(K + λI)⁻¹G."""
+        """Return X~ᵀ(K + λI)⁻¹G."""
         columns = self.columns()
         kernel = reduce(torch.add, (block @ block.mT for block in columns))
         return self.split(gram_of(columns, [solve(kernel, self.grad_rows, self.count)]))
 
     def feature_side(self, solve: Solve) -> dict[str, Tensor]:
-        """(X~ᵀX~ + λI)⁻¹X~ᵀG."""
+        """Return (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         columns = self.columns()
         return self.split(solve(gram_of(columns, columns), gram_of(columns, [self.grad_rows]), self.count))
 
     def columns(self) -> list[Tensor]:
-        """X~ = [X, 1] in blocks, those of frozen parameters left out."""
+        """Return X~ = [X, 1] in blocks, those of frozen parameters left out."""
         ones = self.rows.new_ones(*self.rows.shape[:-1], 1)
         return [self.rows] * self.needs_weight + [ones] * self.needs_bias
 
     def at(self, index: Tensor) -> "LinearRows":
-        """The rows whose numbers are in `index`."""
+        """Return the rows whose numbers are in `index`."""
         return replace(self, rows=self.rows[..., index, :], grad_rows=self.grad_rows[..., index, :])
 
     def with_grad_rows(self, grad_rows: Tensor) -> "LinearRows":
-        """The same rows with other output gradients."""
+        """Return the same rows with other output gradients."""
         return replace(self, grad_rows=grad_rows)
 
 
 def summed(terms: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Sums by name."""
+    """Sum tensors by their names."""
     totals: dict[str, Tensor] = {}
     for term in terms:
         totals = {name: totals[name] + part if name in totals else part for name, part in term.items()}
@@ -195,12 +187,12 @@ def summed(terms: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _rescale(tensor: Tensor, scale: Tensor) -> Tensor:
-    """Tensor × scale, multiplied in the wider of the two dtypes and rounded once to the tensor's own."""
+    """Return tensor × scale, multiplied in the wider of the two dtypes and rounded once to the tensor's own."""
     return (tensor * scale).to(tensor.dtype)
 
 
 def _contract_float16(rows: Tensor, grad_rows: Tensor, scale: Tensor) -> Tensor:
-    """Gᵀ(s ⊙ X), as far as float16 can hold it; in float32 it would cost the tensor cores."""
+    """Return Gᵀ(s ⊙ X), as far as float16 can hold it; in float32 it would cost the tensor cores."""
     # s g may pass 65504, where float16 ends, though s g xᵀ does not; s x = x / (|x|² + 1) stays below 1. Where an entry
     # of x is in the thousands, the others times s nearly vanish: a power of 2 keeps them until the product is taken.
     if not rows.numel():
@@ -251,7 +243,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
 
 
 def corrected_linear(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction) -> Tensor:
-    """`linear` with a correction already checked; `name` opens its error messages."""
+    """Compute `linear` with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
     if weight.dim() != 2:
         raise ValueError(

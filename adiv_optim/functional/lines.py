@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .._linalg.grams import gram_of
 from .linears import summed
-from .patches import Geometry, Patches, padded
+from .patches import Geometry, Patches, gram_of, padded
 
 #: Multiplications in the time that two places of the kernel take beside their product: some 10 µs of one core.
 _CALL = 2**19
@@ -30,7 +29,7 @@ def lines_pay(patches: Patches) -> bool:
 
 
 def costs(patches: Patches) -> tuple[float, float]:
-    """The multiplications in whose time the sums are there, by lines and of whole patches; calls and reads count."""
+    """Return the cost of the sums in multiplications, by lines and of whole patches; calls and reads count."""
     if not patches.kernel:
         width, rows = patches.input.shape[-1], len(patches.input)
         return math.inf, rows * width * (width + _READ)
@@ -48,7 +47,7 @@ def costs(patches: Patches) -> tuple[float, float]:
 
 
 def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """XᵀX and Xᵀ1 of all patches, laid out as weights are: (groups, features, features), (groups, features, 1)."""
+    """Return XᵀX and Xᵀ1 of all patches, laid out as weights: (groups, features, features), (groups, features, 1)."""
     if lines_pay(patches):
         return sums_by_lines(patches, dtype)
     unfolded = (part.unfold() for part in patches.slices(dtype))
@@ -57,18 +56,18 @@ def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def sums_by_lines(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same by lines."""
+    """Return the sums of `sums_over_patches` by lines."""
     size, groups = patches.kernel[0], patches.geometry.groups
     channels, across = patches.input.shape[1] // groups, math.prod(patches.kernel[1:])
-    found = summed(Lines(each).sums() for each in patches.slices(dtype, axis=1))
-    gram = found["pairs"].new_empty(groups, channels, size, across, channels, size, across)
+    sums = summed(Lines(each).sums() for each in patches.slices(dtype, axis=1))
+    gram = sums["pairs"].new_empty(groups, channels, size, across, channels, size, across)
     places = [(place, place + distance) for distance in range(size) for place in range(size - distance)]
-    for (first, second), pair in zip(places, found["pairs"], strict=True):
+    for (first, second), pair in zip(places, sums["pairs"], strict=True):
         block = pair.view(groups, channels, across, channels, across)
         gram[:, :, first, :, :, second] = block
         if first != second:
             gram[:, :, second, :, :, first] = block.permute(0, 3, 4, 1, 2)
-    totals = found["totals"].unflatten(2, (channels, -1)).movedim(0, 2)
+    totals = sums["totals"].unflatten(2, (channels, -1)).movedim(0, 2)
     return gram.flatten(4).flatten(1, 3), totals.flatten(1)[..., None]
 
 
@@ -78,7 +77,7 @@ class Lines:
     def __init__(self, patches: Patches) -> None:
         (self.step, *steps), (side, *sides), (self.gap, *gaps), groups = patches.geometry
         self.size, *across = patches.kernel
-        # A line is to `unfold` what a sample is, and the samples are an axis along which the kernel has one place.
+        # `unfold` takes a line for a sample, and the samples are an axis along which the kernel has one place.
         input = padded(patches.input, [side, *(0 for _ in sides)]).transpose(0, 2)
         each = Patches(input, [1, *across], Geometry([1, *steps], [0, *sides], [1, *gaps], groups))
         #: (groups, lines, samples × other positions, channels × other axes of the kernel).
@@ -86,7 +85,7 @@ class Lines:
         self.count = (len(input) - self.gap * (self.size - 1) - 1) // self.step + 1
 
     def sums(self) -> dict[str, Tensor]:
-        """The products of each two places, (pairs, groups, …), those the least apart first; and Xᵀ1 of each place."""
+        """Return the products of each two places, (pairs, groups, …), near ones first; and Xᵀ1 of each place."""
         totals = self.lines.sum(2, keepdim=True)
         return {
             "pairs": torch.stack([each for distance in range(self.size) for each in self._apart(distance)]),
@@ -94,12 +93,12 @@ class Lines:
         }
 
     def _read(self, lines: Tensor, place: int) -> Tensor:
-        """What a place reads in all patches: (groups, rows, features of a line)."""
+        """Return the lines that a place reads in all patches: (groups, rows, features of a line)."""
         start = place * self.gap
         return lines[:, start : start + self.step * (self.count - 1) + 1 : self.step].flatten(1, 2)
 
     def _apart(self, distance: int) -> Iterator[Tensor]:
-        """The products of every place with the one so many places further."""
+        """Return the products of every place with the one so many places further."""
         further = self.size - 1 - distance
         edge = self.gap * further
         if self.step > 1 or self.count < edge:
@@ -117,7 +116,7 @@ class Lines:
             yield inside + before[:, place:].sum(1) + behind[:, :place].sum(1)
 
     def _product(self, distance: int, start: int, stop: int, pieces: int) -> Tensor:
-        """Of these lines, in so many pieces, with those so many places further: (groups, pieces, …)."""
+        """Multiply these lines, in so many pieces, with those so many places further: (groups, pieces, …)."""
         left, right = (
             self.lines[:, first : first + stop - start].unflatten(1, (pieces, -1)).flatten(2, 3)
             for first in (start, start + self.gap * distance)

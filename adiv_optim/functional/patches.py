@@ -1,4 +1,4 @@
-"""Patches of a convolution: unfolded a few samples at a time, and their squared norms without unfolding them."""
+"""The rows X that a weight multiplies: patches, unfolded a few samples at a time; their squared norms; products XᵀX."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def patch_squared_norm(
     dilation: Sequence[int],
     groups: int = 1,
 ) -> Tensor:
-    r"""|patch|² of every patch a convolution reads, by a box filter over channel-summed squares.
+    r"""Return |patch|² of every patch a convolution reads, by a box filter over channel-summed squares.
 
     :math:`|\mathrm{patch}_{n,g,p}|^2 = \sum_{o} \sum_{c \in g} x_{n,c,sp+do}^2` over kernel offsets o (Bird 2025,
     Appendix B.2). The box is separable and every term is a square, so the result is summed axis by axis
@@ -68,7 +68,7 @@ def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], d
 
 
 def padded(tensor: Tensor, padding: Sequence[int]) -> Tensor:
-    """Zeros at both ends of the trailing dimensions; the tensor itself where there are to be none."""
+    """Put zeros at both ends of the trailing dimensions; return the tensor itself where there are to be none."""
     sides = [side for size in reversed(padding) for side in (size, size)]
     return F.pad(tensor, sides) if any(sides) else tensor
 
@@ -101,7 +101,7 @@ class Patches(NamedTuple):
         return math.prod(self.out_spatial)
 
     def squared_norm(self) -> Tensor:
-        """|x_p|² of every patch, (N, groups, *positions)."""
+        """Return |x_p|² of every patch, (N, groups, *positions)."""
         return patch_squared_norm(self.input, self.kernel, *self.geometry)
 
     def spread(self, rows: int, turn: int) -> "Patches":
@@ -120,7 +120,7 @@ class Patches(NamedTuple):
         return self._replace(input=self.input[ends[:-1] + offset])
 
     def samples_at_once(self, dtype: torch.dtype, axis: int = 0) -> int:
-        """How many samples are unfolded together; all if that copies nothing. For `axis` see `slices`."""
+        """Return how many samples are unfolded together; all if that copies nothing. For `axis` see `slices`."""
         copied = math.prod(self.kernel[axis:]) * self.input[:1].numel()
         per_sample = copied // math.prod(self.geometry.stride[axis:])
         numbers = max(PATCH_NUMBERS, self.input.numel() // 4)
@@ -137,7 +137,7 @@ class Patches(NamedTuple):
             yield self._replace(input=self.input[start : start + size].to(dtype))
 
     def unfold(self) -> Tensor:
-        """Every patch as a row, laid out as weights are: (groups, N × positions, C / groups × kernel)."""
+        """Return every patch as a row, laid out as weights are: (groups, N × positions, C / groups × kernel)."""
         stride, padding, dilation, groups = self.geometry
         patches = padded(self.input, padding).unflatten(1, (groups, -1))
         for dim, (size, step, gap) in enumerate(zip(self.kernel, stride, dilation, strict=True), start=3):
@@ -147,10 +147,32 @@ class Patches(NamedTuple):
         return patches.flatten(2 + len(self.kernel)).flatten(1, -2)
 
     def at(self, index: Tensor) -> Tensor:
-        """The patches whose numbers, ascending, are in `index`: (groups, n, features)."""
-        found, before = [], 0
+        """Return the patches whose numbers, ascending, are in `index`: (groups, n, features)."""
+        rows, before = [], 0
         for patches in (part.unfold() for part in self.slices(self.input.dtype)):
             here = (index >= before) & (index < before + patches.shape[1])
-            found.append(patches[:, index[here] - before])
+            rows.append(patches[:, index[here] - before])
             before += patches.shape[1]
-        return torch.cat(found, 1)
+        return torch.cat(rows, 1)
+
+
+def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """Return [left]ᵀ[right] of blocks of columns, block by block: joining the blocks first would copy X."""
+    return _side_by_side([_side_by_side([_product(a, b) for b in right], -1) for a in left], -2)
+
+
+def _side_by_side(parts: list[Tensor], dim: int) -> Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]  # torch.cat copies a single one
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return leftᵀ @ right, summed over runs of rows first: a product may lose a unit of rounding for every row."""
+    # The sums of the runs take a sixteenth of the larger argument at most.
+    run = max(64, 16 * min(left.shape[-1], right.shape[-1]))
+    runs = left.shape[-2] // run
+    if runs < 2:
+        return left.mT @ right
+    whole = runs * run
+    a, b = (tensor[..., :whole, :].unflatten(-2, (runs, run)) for tensor in (left, right))
+    product = (a.mT @ b).sum(-3)
+    return product + left[..., whole:, :].mT @ right[..., whole:, :] if whole < left.shape[-2] else product

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._device import wide_dtype
+
 #: A temporary of a tensor's size is built in this many slices at most,
 SLICES = 8
 #: and none of them has fewer numbers than this.
@@ -63,21 +65,21 @@ _apply_eagerly = torch.compiler.disable(apply)
 
 def trains(*parameters: Tensor | None) -> bool:
     """Whether a parameter may get a gradient: without one torch's own function does, and keeps no input for it."""
-    # The tensors of a torch.func transform do not say, and a compiler finds out by itself what a backward needs.
+    # The tensors of a torch.func transform do not say, and a compiler finds the needs of a backward by itself.
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return any(parameter is not None and parameter.requires_grad for parameter in parameters)
 
 
 def squared_norm(input: Tensor, dim: int) -> Tensor:
-    """|x|² along a dimension, in float32 at least, with no temporary of the input's size.
+    """Return |x|² along a dimension, in float32 at least, with no temporary of the input's size.
 
     Example:
         >>> import torch
         >>> squared_norm(torch.tensor([[3.0, 4.0]], dtype=torch.float16), dim=1)
         tensor([25.])
     """
-    dtype = torch.promote_types(input.dtype, torch.float32)
+    dtype = wide_dtype(input)
     if dim % input.dim() in (0, input.dim() - 1):
         return torch.linalg.vector_norm(input, dim=dim, dtype=dtype).square()
     # vector_norm is slow on the CPU along a dimension in the middle.
@@ -85,7 +87,7 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
 
 
 def parts(tensor: Tensor) -> list[slice]:
-    """Slices of the first dimension: to save memory, a temporary of the tensor's size is built slice by slice."""
+    """Return slices of the first dimension, by which a temporary of the tensor's size is built to save memory."""
     count = max(1, min(SLICES, tensor.numel() // SLICE_NUMBERS))
     size = max(1, math.ceil(len(tensor) / count))
     return [slice(start, start + size) for start in range(0, max(1, len(tensor)), size)]
@@ -108,7 +110,7 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]
 
 
 def label_for(name: str, function: str) -> str:
-    """The start of messages in the backward pass: the layer's label, or the function's name under torch.compile."""
+    """Return the start of messages in the backward: the layer's label, or the function's name under torch.compile."""
     # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     return function if torch.compiler.is_compiling() else name
 

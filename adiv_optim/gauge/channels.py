@@ -109,7 +109,7 @@ class Channels:
         return not self.find(ids).any()
 
     def reasons(self, ids: Tensor) -> tuple[str, ...]:
-        """Why channels are pinned, most frequent first; nothing of those that are free."""
+        """Return why channels are pinned, most frequent first; nothing of those that are free."""
         numbers = self._reason[self._roots(ids.flatten())]
         counts = numbers[numbers >= 0].bincount()
         most_frequent = counts.argsort(descending=True)[: int(counts.count_nonzero())]

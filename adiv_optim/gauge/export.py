@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..attach.checks import refuse_lazy, refuse_sharded
+from ..rows.models import refuse_lazy, refuse_sharded
 
 #: Why the channels that a model returns are pinned.
 OUTPUT = "output of the model"

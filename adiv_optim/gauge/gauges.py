@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .._linalg import host
-from .._linalg.limits import check_count, check_not_negative
-from .._linalg.shards import whole
+from .._checks import check_count, check_not_negative
+from .._device import at_least_float32
+from .._distributed import whole
 from .graph import ChannelGraph, Entry, Factors
 from .network import network_scales
 from .rz import rz_scaling
@@ -89,8 +89,8 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
     for name, part in parts.items():
         _, d, e = factors[name].of_shard(tensors[name])
         # One of the factors may leave the range of half precision where their product does not.
-        at_least_float32 = part.to(host.wide(part))
-        part.copy_(at_least_float32 * d.to(at_least_float32) * e.to(at_least_float32))
+        wide = at_least_float32(part)
+        part.copy_(wide * d.to(wide) * e.to(wide))
     return model
 
 
@@ -218,6 +218,5 @@ def layer_scales(entry: Entry, weight: Tensor) -> Factors:
     weight = whole(weight.detach())
     # Scales of float16 weights may lie outside of float16's range.
     ones = (1,) * (weight.dim() - 2)
-    at_least_float32 = weight.to(host.wide(weight))
-    rows, _, columns = rz_scaling(at_least_float32.reshape(entry.shape), kernel_dims=len(ones))
+    rows, _, columns = rz_scaling(at_least_float32(weight).reshape(entry.shape), kernel_dims=len(ones))
     return Factors(entry.shape, rows.view(*rows.shape, 1, *ones), columns.view(*columns.shape[:-1], 1, -1, *ones))

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._linalg.shards import held, local
+from .._device import wide_dtype
+from .._distributed import local, local_view
 
 
 class Factors(NamedTuple):
@@ -25,12 +26,12 @@ class Factors(NamedTuple):
 
     def of_shard(self, parameter: Tensor) -> "Factors":
         """Return those of this process's part of a parameter: all of it, where it is not sharded."""
-        shape, (d, e) = held(self.shape, (self.d, self.e), parameter)
+        shape, (d, e) = local_view(self.shape, (self.d, self.e), parameter)
         return Factors(shape, d, e)
 
     def divide(self, parameter: Tensor) -> Tensor:
         """Return W' = W / (d e), in float32 at least; as sharded as the parameter is."""
-        wide = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+        wide = parameter.detach().to(wide_dtype(parameter), copy=True)
         part, (shape, d, e) = local(wide), self.of_shard(parameter)
         part.copy_((part.view(shape) / d.to(part)).div_(e.to(part)).view(part.shape))
         return wide
@@ -72,7 +73,7 @@ class Entry:
     def of_shard(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
         """Return how this process's part of a tensor moves, and that part, detached, in its shape."""
         self.check(name, tensor)
-        shape, (plus, minus) = held(self.shape, (self.plus, self.minus), tensor)
+        shape, (plus, minus) = local_view(self.shape, (self.plus, self.minus), tensor)
         return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
 
     def check(self, name: str, tensor: Tensor) -> None:

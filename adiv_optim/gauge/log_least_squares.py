@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .._linalg import host
+from .. import _device
 from .graph import Entry
 
 #: Iterations between two looks at whether all problems are solved, each of which waits for the device.
@@ -103,7 +103,7 @@ class Laplacian:
 
 
 def _by_block(index: Tensor, entry: Entry) -> Tensor:
-    """(blocks, members): dimensions along which both sides vary count blocks, the rest members."""
+    """Reshape to (blocks, members): dimensions along which both sides vary count blocks, the rest members."""
     dims = range(index.dim())
     both = [dim for dim in dims if entry.plus.shape[dim] > 1 and entry.minus.shape[dim] > 1]
     blocks = torch.Size([index.shape[dim] for dim in both]).numel()
@@ -167,7 +167,7 @@ def conjugate_gradients(
     solution, least = torch.zeros_like(right), math.inf
     for _ in range(4):
         residual = right - system(solution)
-        worst = max(host.read(residual.norm(dim=-1) / goal.clamp_min(torch.finfo(goal.dtype).tiny)), default=0.0)
+        worst = max(_device.read(residual.norm(dim=-1) / goal.clamp_min(torch.finfo(goal.dtype).tiny)), default=0.0)
         if not 1 < worst < 0.5 * least:
             break
         solution, least = solution + _descend(system, residual, goal, max_iterations), worst
@@ -179,7 +179,7 @@ def _descend(system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, ma
     gamma = right.square().sum(-1)
     for number in range(max_iterations):
         is_open = gamma > goal.square()
-        if number % _BETWEEN_LOOKS == 0 and all(host.read(~is_open.any())):
+        if number % _BETWEEN_LOOKS == 0 and all(_device.read(~is_open.any())):
             break
         moved = system(direction)
         # A problem that is solved must not go on: only rounding is left, which a singular system cannot solve.

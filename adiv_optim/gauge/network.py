@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .._linalg import host
-from .._linalg.shards import Group, add_up, add_up_shards, cut_of, whole
+from .. import _device
+from .._distributed import Group, add_up, add_up_shards, cut_of, whole
 from .graph import ChannelGraph, Entry
 from .log_least_squares import Laplacian
 
@@ -74,7 +74,7 @@ def network_scales(
     if lacking := [name for name in entries if name not in parameters]:
         raise ValueError(f"parameters lack {lacking[0]!r}, which the graph has; pass dict(model.named_parameters()).")
     devices = {name: parameters[name].device for name in entries}
-    device = host.with_float64(next(iter(devices.values()), torch.device("cpu")))
+    device = _device.with_float64(next(iter(devices.values()), torch.device("cpu")))
     if not entries:
         return torch.zeros(graph.free, dtype=torch.float64, device=device)
     key = ("laplacian", *devices.values())
@@ -92,14 +92,14 @@ def network_scales(
         scales[1:] = start
     zeros = False
     for _ in range(_PASSES):
-        copies = {each: scales.to(each, host.widest(each)) for each in {*devices.values()}}
+        copies = {each: scales.to(each, _device.widest_dtype(each)) for each in {*devices.values()}}
         sums = {
             name: (part, _sums_of(weight, part, copies[devices[name]], part.expected_log_weight * fan_in, zeros))
             for name, (part, weight) in parts.items()
         }
         right = _sums_by_channel(sums, parameters, len(scales), device)
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
-        if not zeros and not all(host.read(right.isfinite().all())):
+        if not zeros and not all(_device.read(right.isfinite().all())):
             _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
             empty = (whole(parameters[name].detach() == 0).view(entry.shape) for name, entry in entries.items())
@@ -109,7 +109,7 @@ def network_scales(
         change = laplacian.solve(right)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
-        if all(host.read(~(change.abs().max() > _NEAR))):
+        if all(_device.read(~(change.abs().max() > _NEAR))):
             break
     return scales[1:]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._linalg import host
+from .. import _device
 from .log_least_squares import balance
 
 #: Entries of matrices with zeros that are solved for at once: a bound on the memory that float64 copies take.
@@ -78,7 +78,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     at = weight.dim() - kernel_dims
     batch, (out, inputs), positions = weight.shape[: at - 2], weight.shape[at - 2 : at], weight.shape[at:].numel()
     # A dimension each for the group and for all positions, so that a matrix is a kernel with one of both.
-    work = weight.to(host.with_float64(weight.device), host.wide(weight))
+    work = weight.to(_device.with_float64(weight.device), _device.wide_dtype(weight))
     blocks = work.reshape(*batch, groups, out // groups, inputs, positions)
 
     logs = blocks.abs().log_()
@@ -86,7 +86,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     limit = -math.log(torch.finfo(weight.dtype).tiny)
     if not _within(limit, row_logs, column_logs):
         # A zero, NaN or inf anywhere in a matrix is in every one of its means.
-        if not all(host.read(logs.amax() < math.inf)):
+        if not all(_device.read(logs.amax() < math.inf)):
             bad = ~weight.isfinite()
             first = bad.nonzero()[0].tolist()
             raise ValueError(
@@ -172,7 +172,7 @@ def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
         False
     """
     _check(weight, 1, 0)
-    row_scale, canonical, column_scale = rz_scaling(weight.to(host.wide(weight)))
+    row_scale, canonical, column_scale = rz_scaling(_device.at_least_float32(weight))
     if rtol is None:
         rtol = 10 * max(canonical.shape[-2:]) * torch.finfo(canonical.dtype).eps
     inverse = torch.linalg.pinv(canonical, rtol=rtol)
@@ -210,7 +210,7 @@ def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
 def _within(limit: float, *logs: Tensor) -> bool:
     """Whether all log-scales are at most as large as a limit."""
     # NaN compares as not within.
-    return all(host.read(*((part.abs() <= limit).all() for part in logs)))
+    return all(_device.read(*((part.abs() <= limit).all() for part in logs)))
 
 
 def _balance_members(logs: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from ..attach.coverage import warn
+from .._checks import warn
 from .call import Call
 from .channels import CONSTANT, PINNED, Activation, Parameter, Use, Uses
 from .export import OUTPUT, export

@@ -23,7 +23,7 @@ class Derivatives(NamedTuple):
 
 
 def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
-    r"""The value of a network at a point, its gradient, and its unmixed second derivatives by the point's coordinates.
+    r"""Compute the value of a network at a point, its gradient, and its unmixed second derivatives.
 
     Through nn.Linear and elementwise activations all three are carried forward,
 
@@ -61,7 +61,7 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
 
 def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    r"""The sum of a network's unmixed second derivatives at a point, :math:`\sum_k \partial^2 u / \partial x_k^2`.
+    r"""Sum a network's unmixed second derivatives at a point, :math:`\sum_k \partial^2 u / \partial x_k^2`.
 
     Args:
         model: as for `derivatives`.

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._linalg.limits import check_count, check_not_negative, given
-from ..attach.checks import refuse_attached, refuse_lazy
-from ..attach.coverage import Coverage
+from .._checks import check_count, check_not_negative, given
+from ..rows.coverage import Coverage
+from ..rows.models import refuse_attached, refuse_lazy
 from .modules import mixes_samples
-from .solver import solver
-from .terms import Parameters, Term, Terms, check_memory
+from .terms import Parameters, Term, Terms, check_memory, solver
 
 #: A step that lowers the loss by less than this share of it is tried again with more damping.
 ENOUGH = 0.005
@@ -70,8 +69,8 @@ class GaussNewton(Optimizer):
     weights and the damping stay as they were.
 
     A step needs about :math:`b\,(nP + \max(3cP, 2nP + 2m^2))` bytes for n residuals and P parameters of b bytes each,
-    with m the smaller of the two, where c is n, or the residuals of `chunk_size` samples; what these keep for their
-    backward pass comes on top. A step that needs more than is free is refused before J is computed.
+    with m the smaller of the two, where c is n, or the residuals of `chunk_size` samples; activations that they keep
+    for their backward pass come on top. A step that needs more than is free is refused before J is computed.
 
     Args:
         network: any module that torch.func can differentiate; its trainable parameters are stepped, those that belong
@@ -176,20 +175,20 @@ class GaussNewton(Optimizer):
                 )
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries; none before it.
+        """Return numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries.
 
         alpha is 0 where no step lowered the loss by a millionth of it, and the weights are as they were.
         """
         return dict(self._metrics)
 
     def coverage(self) -> Coverage:
-        """Every trainable parameter: all are stepped together."""
+        """List every trainable parameter: all are stepped together."""
         trained = _trained(self.network)
         how = "stepped with all others, by the Jacobian of the network"
         return Coverage(dict.fromkeys(trained, how), elements={name: p.numel() for name, p in trained.items()})
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters, which are those of the group."""
+        """Return the trainable parameters, which are those of the group."""
         group = {id(parameter) for parameter in self.param_groups[0]["params"]}
         named = dict(self.network.named_parameters())
         changed = [name for name, p in named.items() if p.requires_grad != (id(p) in group)]
@@ -275,7 +274,7 @@ def _moved(before: Parameters, step: Tensor) -> Parameters:
 
 
 def _change(alpha: float) -> float:
-    """The factor of the damping after a step of some length."""
+    """Return the factor of the damping after a step of some length."""
     if alpha >= BOLD:
         return 0.1
     return RISE if alpha <= TIMID else 1.0

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from .._linalg.host import without_autocast
-from .._linalg.limits import check_count, given
-from ..attach.checks import refuse_attached
+from .._checks import check_count, given
+from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
+from ..rows.models import refuse_attached
 from .modules import Parts, as_rows, batched, choose_layers, mixes_samples, pure
 from .recorder import Call, differentiate
 
@@ -23,7 +23,7 @@ BY_ITSELF = (
 
 
 def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = None) -> dict[str, Tensor]:
-    r"""Per-sample Jacobians :math:`J_k = \partial z_k / \partial\theta` of a layer, by vmap of jacrev.
+    r"""Return per-sample Jacobians :math:`J_k = \partial z_k / \partial\theta` of a layer, by vmap of jacrev.
 
     Args:
         layer: any module that treats the samples of its inputs separately.
@@ -69,7 +69,7 @@ def corrected_gradients(
     layers: Iterable[str] | None = None,
     chunk_size: int | None = None,
 ) -> dict[str, Tensor]:
-    r"""Gradients of a whole model with a correction on its layers, from explicit Jacobians.
+    r"""Return gradients of a whole model with a correction on its layers, from explicit Jacobians.
 
     For every call of every corrected layer, with g_k the gradient of the loss at output row k,
 
@@ -199,7 +199,7 @@ def layer_gradients(
     inputs, grad_output = batched(layer, *call)
     samples = len(grad_output)
     trained = {name: p for name, p in layer.named_parameters() if p.requires_grad}
-    totals = {name: torch.zeros_like(_at_least_float32(p)) for name, p in trained.items()}
+    totals = {name: torch.zeros_like(at_least_float32(p.detach())) for name, p in trained.items()}
     # A correction that needs all rows at once needs all Jacobians at once.
     step = chunk_size if chunk_size and (correction is None or correction.additive) else max(samples, 1)
     for start in range(0, samples, step):
@@ -207,10 +207,10 @@ def layer_gradients(
         jacobians = layer_jacobians(layer, *(tensor[part] for tensor in inputs), chunk_size=chunk_size)
         rows = _JacobianRows(
             {
-                name: as_rows(layer, _at_least_float32(jacobian), totals[name].dim())
+                name: as_rows(layer, at_least_float32(jacobian), totals[name].dim())
                 for name, jacobian in jacobians.items()
             },
-            as_rows(layer, _at_least_float32(grad_output[part])),
+            as_rows(layer, at_least_float32(grad_output[part].detach())),
             label,
         )
         plain = dict.fromkeys(jacobians, rows.grad_rows.new_ones(()))
@@ -218,10 +218,6 @@ def layer_gradients(
         for name, gradient in gradients.items():
             totals[name] += gradient.view_as(totals[name])
     return {name: total.to(trained[name].dtype) for name, total in totals.items()}
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

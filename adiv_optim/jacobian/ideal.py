@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from .._linalg.limits import check_count, check_not_negative, given
-from ..attach.checks import refuse_attached
+from .._checks import check_count, check_not_negative, given
+from ..rows.models import refuse_attached
 from .gradients import BY_ITSELF
 from .modules import Parts, jvp, pure, same_randomness
 
@@ -44,7 +44,7 @@ def ideal_update(
     max_iterations: int = 1000,
     chunk_size: int = 64,
 ) -> IdealUpdate:
-    r"""The parameter step whose effect on a module's output is −grad_output, as nearly as there is one.
+    r"""Return the parameter step whose effect on a module's output is −grad_output, as nearly as there is one.
 
     .. math:: \Delta\theta = -J^\top (J J^\top + \lambda I)^{-1} g, \qquad
               \lambda = \text{damping} \cdot \mathrm{tr}(J J^\top) / n,

@@ -11,7 +11,7 @@ from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from ..attach.checks import layers_of, no_such_module, trainable
+from ..rows.models import layers_of, no_such_module, trainable
 
 #: Several tensors that together are one vector.
 Parts = dict[str, Tensor]
@@ -133,7 +133,7 @@ def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -
 
 
 def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:
-    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only with a parameter."""
+    """Reshape (samples, *output, *parameter) to (groups, rows, features, parameter size), the last if there is one."""
     output_dims, groups = tensor.dim() - parameter_dims, 1
     if isinstance(layer, _ConvNd):
         groups = layer.groups  # as many layers side by side, each with its rows

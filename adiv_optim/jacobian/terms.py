@@ -1,4 +1,4 @@
-"""The residuals of a loss, term by term, their Jacobian by a network's parameters, and the memory that it takes."""
+"""The residuals of a loss, term by term, their Jacobian J, its damped least squares, and the memory that these take."""
 
 import os
 from bisect import bisect_right
@@ -58,7 +58,7 @@ class Terms:
         self.sizes: list[int] = []
 
     def differentiated_at_once(self, chunk_size: int | None) -> int:
-        """How many rows of J are in memory twice: those of the largest chunk."""
+        """Return how many rows of J are in memory twice: those of the largest chunk."""
         counts = [min(chunk_size or len(tensors[0]), len(tensors[0])) for tensors in self.samples]
         return max(count * size for count, size in zip(counts, self.sizes, strict=True))
 
@@ -135,6 +135,29 @@ def _check(terms: Any, where: str) -> None:
                 f"{where}: the tensors of terms[{number}] have {', '.join(map(str, lengths))} rows; all need the same "
                 "number, and at least 1."
             )
+
+
+def solver(jacobian: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
+    """Return v → Jᵀ(JJᵀ + λI)⁻¹ v = (JᵀJ + λI)⁻¹ Jᵀv, by the QR factors of Jᵀ over √λ I, or of J where it is tall."""
+    is_wide = len(jacobian) <= jacobian.shape[1]
+    tall = jacobian.mT if is_wide else jacobian
+    rows, size = tall.shape
+    stacked = tall.new_zeros(size, rows + size).mT  # by columns, as LAPACK takes it
+    stacked[:rows] = tall
+    stacked[rows:].diagonal().fill_(ridge**0.5)
+    factors, tau = torch.geqrf(stacked)
+    triangle = factors[:size]  # with reflectors below the diagonal, which are not read
+
+    def solve(v: Tensor) -> Tensor:
+        padded = v.new_zeros(rows + size, 1)
+        if is_wide:
+            padded[:size] = torch.linalg.solve_triangular(triangle.mT, v[:, None], upper=False)
+            return torch.ormqr(factors, tau, padded)[:rows, 0]
+        padded[:rows, 0] = v
+        turned = torch.ormqr(factors, tau, padded, transpose=True)[:size]
+        return torch.linalg.solve_triangular(triangle, turned, upper=True)[:, 0]
+
+    return solve
 
 
 def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._device import at_least_float32
 from .forms import affine_like_scale, check_affine_like, squared_length
 
 
@@ -49,7 +50,7 @@ class AffineLikeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (αWx + βb) / √(α²|x|² + β²)."""
-        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        wide = at_least_float32(input)
         scale = affine_like_scale(squared_length(wide, -1), self.alpha, self.beta)
         # The rows are scaled, not the outputs: those would have to be kept for the backward pass, and read twice more.
         rows = (wide * scale).to(input.dtype)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..attach.checks import bypassed
-from ..attach.coverage import warn
+from .._checks import warn
+from ..rows.models import bypassed
 
 Factory = Callable[..., nn.Module]
 
 
 def _named(*names: str) -> Callable[[Any], dict[str, Any]]:
-    """Arguments that a layer keeps as attributes of the same names, and whether it has a bias."""
+    """Return arguments that a layer keeps as attributes of the same names, and whether it has a bias."""
     return lambda layer: {
         **{name: getattr(layer, name) for name in names},
         "bias": getattr(layer, "bias", None) is not None,
@@ -238,7 +238,7 @@ _EXACT = (
 
 
 def _names(types: Iterable[type[nn.Module]]) -> str:
-    """Class names, those of torch.nn without their module."""
+    """Return class names, those of torch.nn without their module."""
     return ", ".join(
         sorted({t.__name__ if t.__module__.startswith("torch.nn.") else f"{t.__module__}.{t.__name__}" for t in types})
     )

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from .._linalg.limits import check_positive, given
+from .._checks import check_positive, given
+from .._device import at_least_float32
 from .channel_scale import ChannelOptions, Channelwise, empty
 
 
@@ -114,7 +115,7 @@ class Derf(_Dynamic):
 
 
 def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
-    r"""The inverse square root unit :math:`x / \sqrt{x^2 + C}`, in float32 at least.
+    r"""Return the inverse square root unit :math:`x / \sqrt{x^2 + C}`, in float32 at least.
 
     Times √d and with :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm.
 
@@ -130,7 +131,7 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
         >>> dyisru(torch.tensor([0.0, 3.0, -300.0]), 16.0)
         tensor([ 0.0000,  0.6000, -0.9999])
     """
-    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    wide = at_least_float32(input)
     # Both are divided by the larger before they are squared: x² alone overflows from 2·10¹⁹ on in float32.
     side = torch.as_tensor(c, dtype=wide.dtype, device=wide.device).sqrt()
     larger = torch.maximum(wide.detach().abs(), side.detach())
@@ -181,7 +182,7 @@ class DyISRU(Channelwise):
     def c(self) -> Tensor:
         """C as it is now, in float32 at least."""
         # In float16 C itself would overflow where d is large.
-        return self.log_c.to(torch.promote_types(self.log_c.dtype, torch.float32)).exp()
+        return at_least_float32(self.log_c).exp()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

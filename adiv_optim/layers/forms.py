@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .._linalg.limits import check_finite, check_not_negative, given
+from .._checks import check_finite, check_not_negative, given
 
 
 def check_affine_like(name: str, alpha: float, beta: float) -> None:
@@ -42,12 +42,12 @@ def squared_length(input: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor:
-    """α / √(α²|x|² + β²), which multiplies Wx + (β/α) b: α is taken out of Eq. 37's bracket."""
+    """Return α / √(α²|x|² + β²), which multiplies Wx + (β/α) b: α is taken out of Eq. 37's bracket."""
     return alpha * torch.rsqrt(alpha**2 * squared_norm + beta**2)
 
 
 def inverse_norm(squared_norm: Tensor, eps: float) -> Tensor:
-    """1 / max(|x|, eps), and 0 for x = 0: zeros stay zeros and pass no gradient."""
+    """Return 1 / max(|x|, eps), and 0 for x = 0: zeros stay zeros and pass no gradient."""
     return squared_norm.clamp(min=eps**2).masked_fill(squared_norm == 0, torch.inf).rsqrt()
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from .._device import at_least_float32
 from .forms import squared_length
 
 
@@ -31,7 +32,7 @@ class IsotropicTanh(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return tanh(|x|) x / |x|."""
-        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        wide = at_least_float32(input)
         # Below the clamp tanh(r) / r is 1 to the last bit, as is its limit at 0, and has no derivative to pass on.
         # Clamped before the root, whose second derivative at 0 would be NaN.
         norm = squared_length(wide, self.dim).clamp(min=1e-24).sqrt()

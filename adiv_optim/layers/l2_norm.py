@@ -1,16 +1,16 @@
 """L2 normalisation without parameters."""
 
-import torch
 from torch import Tensor, nn
 
-from .._linalg.limits import check_not_negative
+from .._checks import check_not_negative
+from .._device import at_least_float32
 from .forms import inverse_norm, squared_length
 
 
 def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
-    """X / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient."""
+    """Return x / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient."""
     # Not torch's normalize, which multiplies the gradient of a zero row by 1 / eps, and whose eps is 0 in float16.
-    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    wide = at_least_float32(input)
     # A factor has a cheaper backward than a quotient.
     output = wide * inverse_norm(squared_length(wide, dim), eps)
     return output.to(input.dtype if input.is_floating_point() else wide.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from .._device import at_least_float32, wide_dtype
 from ..functional import box_sum, squared_norm
 from ..functional.convolutions import PLAIN
 from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
@@ -43,13 +44,13 @@ class PatchNorm(_ConvNd):
         self.eps = eps
 
     def channel_norm(self, input: Tensor) -> Tensor:
-        """Σ_c |x_c|² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial)."""
+        """Return Σ_c |x_c|² over the channels of each group, (…, groups, *spatial), in float32 at least."""
         channels = -len(self.kernel_size) - 1
         input = input.unflatten(channels, (self.groups, -1))
         if input.is_complex():  # real and imaginary parts as channels of their own
             input = torch.view_as_real(input).movedim(-1, channels).flatten(channels - 1, channels)
         if torch.compiler.is_compiling():  # which fuses all of it, for any batch size
-            return input.to(torch.promote_types(input.dtype, torch.float32)).square().sum(channels)
+            return at_least_float32(input).square().sum(channels)
         return _SquaredNorm.apply(input, channels)
 
     @property
@@ -236,4 +237,4 @@ class _SquaredNorm(Function):
     @staticmethod
     def jvp(ctx, tangent, _):
         (input,) = ctx.saved_tensors
-        return 2 * (input * tangent).sum(ctx.dim, dtype=torch.promote_types(input.dtype, torch.float32))
+        return 2 * (input * tangent).sum(ctx.dim, dtype=wide_dtype(input))

@@ -1,13 +1,12 @@
 """Optimizers that stand in front of another optimizer."""
 
 from .chained import ChainedOptimizer
-from .chart import Chart
+from .chart import Chart, Watching
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
 from .mapped import Mapped
 from .preconditioned import Preconditioned
 from .step import Stack, take_step
-from .unit_consistent import UnitConsistent
 from .watch import Watch
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
@@ -21,8 +20,8 @@ __all__ = [
     "OptimizerWrapper",
     "Preconditioned",
     "Stack",
-    "UnitConsistent",
     "Watch",
+    "Watching",
     "Whitened",
     "take_step",
 ]

@@ -1,4 +1,4 @@
-"""What the wrappers that measure inputs have in common: names, checks, words, numbers for loggers, rows by hand."""
+"""Parts of the wrappers that measure inputs: names, checks, words, numbers for loggers, rows by hand."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,18 +7,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._linalg import host
-from .._linalg.roots import Factor
-from .._linalg.shards import DataParallelGroup
+from .. import _device
+from .._distributed import DataParallelGroup
 from .chart import Chart
 from .covariance import Covariance, LowRankCovariance, MeanSquare
 from .eligible_layers import private_gradients
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
+from .roots import Factor
 from .watch import Watch
 from .wrapper import OURS
 
-#: How the names begin of what such a wrapper remembers.
+#: How the names begin of the entries of such a wrapper in a state dict.
 PREFIX = f"{OURS}inputs."
 
 
@@ -33,7 +33,7 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
     Args:
         self: the wrapper.
         layer: a layer of the model.
-        rows: (…, in_features), or what a convolution reads; not differentiated.
+        rows: (…, in_features), or an input of a convolution; not differentiated.
 
     Raises:
         ValueError: the optimizer does not measure this layer.
@@ -81,7 +81,7 @@ def watch_inputs(
 def covariance_of(
     module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
 ) -> Covariance:
-    """The covariance of a layer, of low rank where that is less than each block has columns."""
+    """Return the covariance of a layer, of low rank where that is less than each block has columns."""
     whole = Covariance(module, with_bias, max_dim, max_rows)
     if rank is None or rank >= min(whole.sizes):
         return whole
@@ -103,9 +103,9 @@ def covariance_metrics(layers: Sequence[LayerInputs], damping: float) -> dict[st
     numbers: dict[str, float] = {"layers_measured": len(measured), "failed_factorisations": failures}
     for layer in measured:
         covariance: Any = layer.covariance
-        level = host.double(covariance.level())
-        low, high = (host.double(ends) for ends in covariance.extremes())
-        ridge = host.double(covariance.ridge(damping))
+        level = _device.to_float64(covariance.level())
+        low, high = (_device.to_float64(ends) for ends in covariance.extremes())
+        ridge = _device.to_float64(covariance.ridge(damping))
         numbers[f"{layer.name}/input_rms"] = level.mean().sqrt().item()
         numbers[f"{layer.name}/condition"] = (high / low).max().item()
         numbers[f"{layer.name}/damped_condition"] = ((high + ridge) / (low + ridge)).max().item()

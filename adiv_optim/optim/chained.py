@@ -20,7 +20,7 @@ class ChainedState(MutableMapping[Any, Any]):
         self._optimizers = optimizers
 
     def _of(self, key: Any) -> Any:
-        """The state that has an entry, or is to have it."""
+        """Return the state that has an entry, or is to have it."""
         for optimizer in self._optimizers:
             if key in optimizer.state:
                 return optimizer.state
@@ -63,7 +63,7 @@ class ChainedOptimizer(Optimizer):
     Groups, state and state dict are those of one optimizer over all the parameters, in the order of `optimizers`: a
     scheduler reaches every group, GradScaler skips all the steps or none, and every wrapper of this library goes
     around it. `step(closure)` calls the closure once, then each optimizer's `step()` in turn. The optimizers stay
-    usable: `chained.optimizers[0].state_dict()` is what Muon alone would save, and what one saved alone loads there.
+    usable: `chained.optimizers[0].state_dict()` is the state dict of Muon alone, and loads one.
 
     A scheduler of the whole sets each group's learning rate from its own `initial_lr`. `defaults` is empty, so that
     OneCycleLR wants `cycle_momentum=False`.
@@ -117,8 +117,8 @@ class ChainedOptimizer(Optimizer):
 
     @param_groups.setter
     def param_groups(self, value: list[dict[str, Any]]) -> None:
-        for optimizer, own in zip(self.optimizers, self._shares(value), strict=True):
-            optimizer.param_groups = own
+        for optimizer, groups in zip(self.optimizers, self._shares(value), strict=True):
+            optimizer.param_groups = groups
 
     @property
     def state(self) -> Any:
@@ -137,11 +137,11 @@ class ChainedOptimizer(Optimizer):
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {"optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what a copy or a pickle kept; or groups and state, as torch's load_state_dict hands them over."""
+        """Take the entries of a copy or a pickle; or groups and state, as torch's load_state_dict hands them over."""
         super().__setstate__({name: value for name, value in state.items() if name not in ("param_groups", "state")})
         if "optimizers" in state:
             return  # each has its own already
@@ -153,7 +153,7 @@ class ChainedOptimizer(Optimizer):
             optimizer.__setstate__({"param_groups": optimizer.param_groups, "state": optimizer.state})
 
     def _shares(self, groups: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-        """Groups of all, for each optimizer its own."""
+        """Deal groups to the optimizers, in their order."""
         counts = [len(optimizer.param_groups) for optimizer in self.optimizers]
         if len(groups) != sum(counts):
             raise ValueError(f"ChainedOptimizer: found {len(groups)} groups, wanted {sum(counts)}, {counts} of each.")
@@ -161,7 +161,7 @@ class ChainedOptimizer(Optimizer):
         return [[next(rest) for _ in range(count)] for count in counts]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Evaluate the closure if there is one, then let each optimizer step; return what the closure returned."""
+        """Evaluate the closure if there is one, then let each optimizer step; return the loss, or None."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

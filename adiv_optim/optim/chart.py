@@ -1,13 +1,13 @@
-"""What a mapped optimizer holds: a watch over the model, which holds a chart of pure functions."""
+"""The two parts of a mapped optimizer: a watch over the model, which holds a chart of pure functions."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from .._linalg.roots import Factor
-from ..attach.coverage import Coverage
+from ..rows.coverage import Coverage
 from .layer_inputs import LayerInputs
+from .roots import Factor
 from .step import Rescale, Stack
 
 
@@ -34,14 +34,12 @@ class Chart(NamedTuple):
 
 
 class Watching(Protocol):
-    """Whatever is measured of a model, and the stacks of parameters that follow from it."""
+    """Measurements of a model, and the stacks of parameters that follow from them."""
 
     #: Steps so far.
     steps: int
-
-    @property
-    def layers(self) -> Sequence[LayerInputs]:
-        """The layers whose forward passes are watched."""
+    #: The layers whose forward passes are watched.
+    layers: Sequence[LayerInputs]
 
     def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
         """Look at the parameters of the optimizer, by its groups, if they have changed; say whether."""
@@ -59,13 +57,13 @@ class Watching(Protocol):
         """Say, after the second step, why nothing has been treated so far, with the remedy; "" if something has."""
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last, as scalars for a logger."""
+        """Return the last measurements, as scalars for a logger."""
 
     def coverage(self) -> Coverage:
         """Say of every parameter that was looked at how it is treated, or why it is not."""
 
     def remembered(self) -> Mapping[Tensor, dict[str, Any]]:
-        """Return what is remembered of each parameter, with the same names and shapes before and after training."""
+        """Return the memory of each parameter, with the same names and shapes before and after training."""
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Take from a checkpoint what `remembered` gave, of some parameters or of none, which makes it forget."""
+        """Take the memory of some parameters from a checkpoint, and forget that of others."""

@@ -1,4 +1,4 @@
-"""Second moments of the rows that a layer reads: sums with the factor decay^age, and what they tell.
+"""Second moments of the rows that a layer reads: sums with the factor decay^age, their means and roots.
 
 None is changed in place: stacks have the old ones, and a checkpoint may have their tensors.
 """
@@ -11,15 +11,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from .._linalg import host
-from .._linalg.grams import gram_of, joined, strips_of
-from .._linalg.roots import LowRank, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
-from .._linalg.shards import local
-from ..attach.layers import Layout
+from .. import _device
+from .._distributed import local
 from ..functional.lines import lines_pay, sums_by_lines
-from ..functional.patches import Patches
+from ..functional.patches import Patches, gram_of
+from ..rows.layers import Layout
+from .roots import LowRank, Whole, inverse_root, joined, low_rank_inverse_root, strips_of, subspace_iteration
 
-#: Sums over some rows, one tensor for each part of what is remembered that rows are added to.
+#: Sums over some rows, a tensor for each part of the memory that rows are added to.
 Sums = list[Tensor]
 
 
@@ -29,9 +28,9 @@ def added(sums: Sums | None, more: Sums) -> Sums:
 
 
 class MeanSquare:
-    """The mean of the squares of what a layer reads; the bias has no place in it."""
+    """The mean square of the entries that a layer reads; the bias has no place in it."""
 
-    #: Whether sums are products with what is remembered, and belong to no other.
+    #: Whether sums are products with the memory, and belong to no other.
     depends_on_memory = False
     #: The inputs, block by block, that a factor multiplies.
     blocks: Sequence[slice] = (slice(None),)
@@ -39,24 +38,24 @@ class MeanSquare:
     def __init__(self, module: nn.Module, with_bias: bool = False) -> None:
         weight, layout = local(module.get_parameter("weight")), Layout.of(module)
         self.groups, self.features = layout.groups, layout.features(weight)
-        #: What is remembered, and how many rows it is of, counted likewise.
-        self.memory, self.rows = self._zeros(weight.device, host.wide(weight)), 0.0
+        #: Sums with fading weights, and the number of their rows, which fades likewise.
+        self.memory, self.rows = self._zeros(weight.device, _device.wide_dtype(weight)), 0.0
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """What is remembered before the first row."""
+        """Return the memory before the first row."""
         return [torch.zeros(1, dtype=dtype, device=device)]
 
     def no_sums(self) -> Sums:
-        """The sums of a process whose batch did not reach the layer."""
+        """Return the sums of a process whose batch did not reach the layer."""
         return [torch.zeros_like(tensor) for tensor in self.memory]
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
-        """Yield sums over parts of what is read, with the number of rows in each.
+        """Yield sums over parts of the input, with the number of rows in each.
 
         Args:
-            patches: what is read.
+            patches: the rows of the input.
             dtype: of the sums.
-            bias_entry: what rows have in the place of the bias: 1, or 0 of rows of derivatives.
+            bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
             step: chooses the rows that count where not all do.
         """
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
@@ -66,18 +65,18 @@ class MeanSquare:
         """Let sums of so many rows in, and older ones fade.
 
         Raises:
-            NoRootError: eigenvectors could not be found.
+            NoRootError: no eigenvectors within float64.
         """
         return self.with_memory(_decayed(self.memory, sums, decay), decay * self.rows + rows)
 
     def with_memory(self, memory: list[Tensor], rows: float) -> Self:
-        """The same of other rows."""
+        """Return the same with another memory, of so many rows."""
         other = copy.copy(self)
         other.memory, other.rows = memory, rows
         return other
 
     def level(self) -> Tensor:
-        """The mean square of an entry, (1,)."""
+        """Return the mean square of an entry, (1,)."""
         return self.memory[0] / (self.rows * self.groups * self.features)
 
 
@@ -151,25 +150,25 @@ class Covariance(MeanSquare):
         return strips
 
     def traces(self) -> list[Tensor]:
-        """The trace of each block, or of its strips, for each group."""
+        """Return the trace of each block, or of its strips, for each group."""
         return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in self.memory]
 
     def level(self) -> Tensor:
-        """The mean eigenvalue of A for each group, (groups,)."""
+        """Return the mean eigenvalue of A for each group, (groups,)."""
         return torch.stack(self.traces()).sum(0) / (self.rows * self.size)
 
     def ridge(self, damping: float) -> Tensor:
-        """λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
+        """Return λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
         level = self.level()
         return damping * torch.where(level > 0, level, 1.0)
 
     def extremes(self) -> Tensor:
-        """The least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
-        values = [torch.linalg.eigvalsh(host.double(block)).clamp_min(0) for block in self.mean()]
+        """Return the least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
+        values = [torch.linalg.eigvalsh(_device.to_float64(block)).clamp_min(0) for block in self.mean()]
         return torch.stack([torch.stack([each[..., end] for each in values]) for end in (0, -1)])
 
     def mean(self) -> list[Tensor]:
-        """The blocks of A, made anew, each (groups, d, d)."""
+        """Return the blocks of A, made anew, each (groups, d, d)."""
         strips = iter(self.memory)
         blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
         return [block.div_(self.rows) for block in blocks]
@@ -189,8 +188,8 @@ class LowRankCovariance(Covariance):
     .. math:: S = \tilde X^\top (\tilde X U) + \mathrm{decay} \cdot U \Lambda, \qquad
               U' \Lambda' U'^\top \approx S (U^\top S)^{-1} S^\top
 
-    and A's trace is kept beside them: 4 n d rank multiplications for n rows, and d rank numbers, where A itself takes
-    n d² and d². What earlier rows had outside of U counts in the trace alone. Remembered of a block are U, UΛ and the
+    and A's trace is kept beside them: 4 n d rank multiplications for n rows, and d rank numbers, where A itself takes n
+    d² and d². The part of earlier rows outside of U counts in the trace alone. Remembered of a block are U, UΛ and the
     trace; sums are those of S and of the trace. `rank` of each block is less than it has columns; for the other
     arguments see `Covariance`.
     """
@@ -215,7 +214,7 @@ class LowRankCovariance(Covariance):
         return self.memory[2::3]
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """U is orthonormal columns by chance, the same on all processes."""
+        """Return U of orthonormal columns drawn by chance, the same on all processes, and zeros."""
         memory: list[Tensor] = []
         for size in self.sizes:
             generator = torch.Generator().manual_seed(0)
@@ -250,7 +249,7 @@ class LowRankCovariance(Covariance):
         return self.with_memory(memory, decay * self.rows + rows)
 
     def extremes(self) -> Tensor:
-        """Of what is used in the place of A: all eigenvalues but the leading ones are their mean."""
+        """Return those of the approximation to A: all eigenvalues but the leading ones are their mean."""
         ends = []
         for (trace, values, _), size in zip(self.spectra(), self.sizes, strict=True):
             rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)
@@ -258,7 +257,7 @@ class LowRankCovariance(Covariance):
         return torch.stack(ends, 1)
 
     def spectra(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors, ascending."""
+        """Return the trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
         return [
             # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
             (trace / self.rows, (basis * sketch).sum(-2) / self.rows, basis)

@@ -6,22 +6,22 @@ from typing import Any
 from torch import distributed, nn
 from torch.nn.utils import parametrize
 
-from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
-from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
-from ..attach.layers import Layout, is_torchs, plain_type, why_unknown_rows
+from .._distributed import DataParallelGroup, cut_of, why_not_one_cut
+from ..rows.layers import Layout, is_torchs, plain_type, why_unknown_rows
+from ..rows.models import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
 from .layer_inputs import LayerInputs
 
-#: What makes the rows of a layer of any class known.
+#: The way to make the rows of a layer of any class known.
 _DECLARE = "; a method input_rows(input) on that class makes them known"
 
 
 def eligible_layers(
-    what: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, bias_is_plain: str
+    where: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, bias_is_plain: str
 ) -> tuple[list[tuple[str, list[nn.Module], bool]], dict[str, str]]:
     """Find the layers whose weights the optimizer holds and multiply rows that are known.
 
     Args:
-        what: whose errors these are.
+        where: opens the messages of errors.
         model: the model.
         parameters: those of the optimizer.
         skip: modules to leave alone.
@@ -31,16 +31,16 @@ def eligible_layers(
         For each layer the weight's name, the modules that share it, and whether the bias goes with it; and by name why
         other parameters of the optimizer take the plain step.
     """
-    skipped = named_in_skip(model, skip, gone=True)
-    refuse_lazy(what, model, skipped)
-    held = {*map(id, parameters)}
+    skipped = named_in_skip(model, skip, may_be_missing=True)
+    refuse_lazy(where, model, skipped)
+    of_optimizer = {*map(id, parameters)}
     by_fsdp = (module for module in model.modules() if hasattr(module, "_get_fsdp_state"))
     managed, without_call = {part for module in by_fsdp for part in module.modules()}, bypassed(model)
     users: dict[int, list[nn.Module]] = {}
     named: dict[int, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
-            if id(parameter) in held:
+            if id(parameter) in of_optimizer:
                 users.setdefault(id(parameter), []).append(module)
                 named.setdefault(id(parameter), (name, parameter))
     twice = overlaps(dict(named.values()))
@@ -92,11 +92,11 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     return "complex" if parameter.is_complex() else ""
 
 
-def refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:
-    """Raise a ValueError if parts of a layer are not whole rows, or are held by processes whose rows do not count.
+def refuse_shards(where: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:
+    """Raise a ValueError if parts of a layer are not whole rows, or stand on processes whose rows do not count.
 
     A map of columns takes whole rows, all of an output's weights, and which of them is no matter. With groups, or a
-    column for each output, what is cut along dimension 0 is no such rows.
+    column for each output, pieces along dimension 0 are no such rows.
     """
     for layer in layers:
         mesh: Any = getattr(layer.weight, "device_mesh", None)
@@ -104,7 +104,7 @@ def refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataParal
         cut, plain = cut_of(layer.weight), layer.layout == Layout(transposed=False, groups=1)
         if any(map(why_not_one_cut, layer.parameters)) or placed[0] != placed[-1] or (cut and (cut.dim or not plain)):
             raise ValueError(
-                f"{what}: {layer.name!r} of a {plain_type(layer.modules[0]).__name__} is sharded as "
+                f"{where}: {layer.name!r} of a {plain_type(layer.modules[0]).__name__} is sharded as "
                 f"{' with its bias as '.join(map(str, placed))}, which is no whole rows of outputs that read one "
                 "input; cut both along dimension 0 by fully_shard alone, which is its default, or name this layer in "
                 "skip, as one must with groups of a convolution or a column for each output."
@@ -114,13 +114,13 @@ def refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataParal
         counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
         if missing := sorted({*mesh.mesh.flatten().tolist()}.difference(counted)):
             raise ValueError(
-                f"{what}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
+                f"{where}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
                 "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
             )
 
 
 def private_gradients(name: str) -> ValueError:
-    """Return the error where Opacus makes the gradients: no noise hides what is remembered of private inputs."""
+    """Return the error where Opacus makes the gradients: no noise hides the memory of private inputs."""
     return ValueError(
         f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
         "would not hold for its steps. With differential privacy take the optimizer without it, or "

@@ -5,13 +5,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from .._checks import warn
 from ..attach import attach, correction_coverage, detach, extend
-from ..attach.checks import Skip
-from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
-from ..attach.layers import Corrected
-from ..attach.reports import OUTSIDE, report
 from ..corrections import Correction
-from .wrapper import OptimizerWrapper, check_same_parameters
+from ..rows.coverage import UNCALLED, Coverage, uncalled_words
+from ..rows.layers import Corrected
+from ..rows.models import Skip
+from .parameters import OUTSIDE, check_same_parameters, report
+from .wrapper import OptimizerWrapper
 
 
 class GradientOnly(OptimizerWrapper):
@@ -58,7 +59,7 @@ class GradientOnly(OptimizerWrapper):
 
     takes_step_of = "inner"
     #: Steps with gradients; the second one looks for layers that have some and have never been called.
-    _own_steps = 0
+    _fed_steps = 0
     #: The arguments for layers that come later; None once this is detached.
     _later: dict[str, Any] | None = None
 
@@ -85,7 +86,7 @@ class GradientOnly(OptimizerWrapper):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "_later": self._later}
 
     def __repr__(self) -> str:
@@ -102,13 +103,13 @@ class GradientOnly(OptimizerWrapper):
         if self._later is not None:
             self._tell(self._why_lost(self.model), "")
         super()._inner_step(**kwargs)
-        if self._own_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
-            self._own_steps += 1
-            found = self.coverage().skipped if self._own_steps == 2 else {}
+        if self._fed_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
+            self._fed_steps += 1
+            skipped = self.coverage().skipped if self._fed_steps == 2 else {}
             uncalled = [
                 path for path, p in self.model.named_parameters()
-                # Some loops give zeros to what a batch did not reach.
-                if found.get(path) == UNCALLED and p.grad is not None and bool(p.grad.any())
+                # Some loops give zeros to parameters that a batch did not reach.
+                if skipped.get(path) == UNCALLED and p.grad is not None and bool(p.grad.any())
             ]  # fmt: skip
             if uncalled:
                 warn(f"GradientOnly takes plain steps with {uncalled_words(uncalled)}")
@@ -120,13 +121,15 @@ class GradientOnly(OptimizerWrapper):
 
     def coverage(self) -> Coverage:
         """Say of every parameter that the optimizer holds whether its gradient is corrected, or why it is not."""
-        found = correction_coverage(self.model, trained=self._own_steps == 2)
-        return report(self, self.model, found, "no correction attached")
+        coverage = correction_coverage(self.model, trained=self._fed_steps == 2)
+        return report(self, self.model, coverage, "no correction attached")
 
     def metrics(self) -> dict[str, float]:
-        """Return plain numbers for a logger: shares of what is corrected, and how many corrected layers have run."""
-        report, layers = self.coverage(), self._layers()
-        return self._metrics(report, {"layers": len(layers), "layers_seen": sum(layer._ran for layer in layers)})
+        """Return plain numbers for a logger: corrected shares, and how many corrected layers have run."""
+        layers = self._layers()
+        return self._metrics(
+            self.coverage(), {"layers": len(layers), "layers_seen": sum(layer._ran for layer in layers)}
+        )
 
     def _layers(self) -> list[Corrected]:
         return [module for module in self.model.modules() if isinstance(module, Corrected)]

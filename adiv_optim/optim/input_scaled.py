@@ -7,25 +7,25 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from .._linalg import host
-from .._linalg.limits import check_positive
-from .._linalg.roots import Scales
-from ..attach.checks import Skip
+from .. import _device
+from .._checks import check_positive
+from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, watch_inputs
 from .chart import Chart
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
+from .roots import Scales
 
 
 def scales(covariance: MeanSquare, floor: float) -> list[Scales]:
     """Return 1 / max(floor, r)."""
-    (size,) = host.read(covariance.level().sqrt())
+    (size,) = _device.read(covariance.level().sqrt())
     return [Scales([1 / max(floor, size)])]
 
 
 def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:
-    """Say what the layer reads and what its steps are divided by."""
+    """Say how large the inputs are, and the divisor of the steps."""
     if factors is None:
         return "nothing measured yet"
     return f"divided by {factors[0].divisor:.3g}, input RMS {covariance.level().sqrt().item():.3g}"
@@ -34,7 +34,7 @@ def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:
 def _metrics(layers: Sequence[LayerInputs]) -> dict[str, float]:
     """Return the greatest s, and of each layer the RMS of its inputs."""
     measured = [(layer, layer.factors[0]) for layer in layers if layer.factors is not None]
-    sizes = host.read(*(layer.covariance.level().sqrt() for layer, _ in measured))
+    sizes = _device.read(*(layer.covariance.level().sqrt() for layer, _ in measured))
     rms = {f"{layer.name}/input_rms": size for (layer, _), size in zip(measured, sizes, strict=True)}
     largest = max((factor.divisor for _, factor in measured), default=1.0)
     return {"layers_measured": len(measured), "largest_scale": largest, **rms}
@@ -57,8 +57,8 @@ class InputScaled(Mapped):
     Where every layer reads inputs of an RMS of at most the floor's 1, as behind normalisers, the optimizer's steps stay
     as they are, bit for bit.
 
-    Which layers are treated, when r is measured, and what micro-batches, processes, compilation and checkpoints mean,
-    is as for `Whitened`.
+    Which layers are treated, when r is measured, and the part of micro-batches, processes, compilation and
+    checkpoints, is as for `Whitened`.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
@@ -66,7 +66,7 @@ class InputScaled(Mapped):
         every, decay, process_group, skip: as for `Whitened`.
         floor: the least s. At 1 steps are never made larger; below it, those of layers that read small inputs are.
         hold: keep W' and not W when s is measured anew, so that a layer whose inputs grow has its weight shrunk by as
-            much, with the next step at a learning rate that is not 0. What the network computes then moves a little.
+            much, with the next step at a learning rate that is not 0. The outputs of the network then move a little.
 
     Raises:
         TypeError, ValueError: as `Whitened`.

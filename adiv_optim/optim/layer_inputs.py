@@ -1,43 +1,48 @@
-"""What layers read, summed in forward passes without keeping activations; it counts once a backward pass has come by.
+"""Sums over the inputs of layers: hooks take them in forward passes, and they count once a gradient comes back.
 
-In a graph of torch.compile one operation counts, which the compiler does not look into. Within transforms of torch.func
-the rows are those of the primal tensor, once: tangents add none, and what vmap maps over is one more dimension of rows.
-Of neither is a backward pass seen: their rows count at once, if the weight has a gradient at the step.
+Until then they wait in the graph, and go with it. In a graph of torch.compile one operation counts, which the compiler
+does not look into. Within transforms of torch.func the rows are those of the primal tensor, once: tangents add none,
+and a dimension that vmap maps over is one more of rows. Of neither is a backward pass seen: their rows count at once,
+if the weight has a gradient at the step.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
+from torch.fx.node import has_side_effect
 
-from .._linalg import host
-from .._linalg.host import without_autocast
-from .._linalg.shards import local
-from .._torch import DisableTorchFunctionSubclass, FakeTensor, is_within_transform, outside_transforms, plain_tensor
-from ..attach.layers import Layout
-from ..attach.rows import patches_of, rows_within
-from .calls import Call, InputHook, node_of, nodes_of
+from .. import _device, _torch
+from .._device import refuse_capture, without_autocast
+from .._distributed import local
+from ..rows.layers import Layout
+from ..rows.matrices import patches_of, rows_within
 from .covariance import MeanSquare, Sums, added
+
+#: Hooks by the tokens that stand for them in graphs.
+_tokens = itertools.count()
+_hooks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class LayerInputs:
-    """Sums over what a layer reads, and their running mean; one for each weight: modules that share one add up.
+    """Sums over the inputs of a layer, and their running mean; one for each weight: modules that share one add up.
 
     Args:
         name: the weight's name, for messages and checkpoints.
         modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
         with_bias: whether the bias is treated with the weight.
-        make: (layer, with_bias) → what is remembered of its inputs, before the first row.
+        make: (layer, with_bias) → the covariance of its inputs, before the first row.
     """
 
     def __init__(
         self, name: str, modules: list[nn.Module], with_bias: bool, make: Callable[[nn.Module, bool], MeanSquare]
     ) -> None:
         self.name, self.modules, self.with_bias, self.make = name, modules, with_bias, make
-        #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
+        #: The optimizer's parameters: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
         self.layout, self.shape = Layout.of(modules[0]), self.weight.shape
@@ -51,10 +56,10 @@ class LayerInputs:
         self.failures = self.spoiled = 0
         #: The scale that its weight was last stepped in, of a chart that holds the scaled weights; 0 is none.
         self.held_scale = 0.0
-        #: Changes whenever what has arrived is forgotten: a call counts once in each.
+        #: Changes whenever arrived sums are dropped: a call counts once in each.
         self.window = 0
         self.covariance = make(modules[0], with_bias)
-        #: What follows from it, as the chart says; None before the first measurement.
+        #: Its factors by the chart; None before the first measurement.
         self.factors: list[Any] | None = None
         self.forget()
         self._register()
@@ -118,23 +123,23 @@ class LayerInputs:
 
         Args:
             module: the layer that reads.
-            input: what it reads.
-            output: what it has made of that; None where that is not known, and the rows count at once.
-            bias_entry: what rows have in the place of the bias: 1, or 0 of rows of derivatives.
+            input: of this call.
+            output: of this call; None where it is not known, and the rows count at once.
+            bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
         """
         # functional_call and fully_shard put other weights in its place, to_empty() one with memory; the step tells.
         present = module._parameters.get("weight")
         weight = self.weight if present is None else present
-        if isinstance(input, FakeTensor) or self.weight.is_meta != input.is_meta or weight.shape != self.shape:
+        if isinstance(input, _torch.FakeTensor) or self.weight.is_meta != input.is_meta or weight.shape != self.shape:
             return
-        is_watched = output is not None and not is_within_transform()
-        with DisableTorchFunctionSubclass():
+        is_watched = output is not None and not _torch.is_within_transform()
+        with _torch.DisableTorchFunctionSubclass():
             nodes = nodes_of(output) if is_watched and weight.requires_grad else ()
             if is_watched and not nodes:
                 return
             node = node_of(weight) if nodes else None
-            with torch.no_grad(), outside_transforms():
-                rows = plain_tensor(local(rows_within(self.name, module, plain_tensor(input))))
+            with torch.no_grad(), _torch.outside_transforms():
+                rows = _torch.plain_tensor(local(rows_within(self.name, module, _torch.plain_tensor(input))))
                 sums, count = self._sum(module, rows, bias_entry)
                 if nodes:
                     call = Call(self, sums, count, node, weight is self.weight)
@@ -145,7 +150,7 @@ class LayerInputs:
                     self.unwatched = added(before, sums), number + count
 
     def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int) -> tuple[Sums, int]:
-        sums, count, dtype = Sums(), 0, host.wide(self.weight)  # the model may have been converted
+        sums, count, dtype = Sums(), 0, _device.wide_dtype(self.weight)  # the model may have been converted
         with without_autocast(rows.device.type):
             for part, number in self.covariance.sums(patches_of(module, rows), dtype, bias_entry, self.step_index):
                 part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
@@ -153,7 +158,7 @@ class LayerInputs:
                 sums = [total.add_(more) for total, more in zip(part, sums, strict=True)] if sums else part
         return sums, count
 
-    def arrive(self, call: Call, number: int | None) -> None:
+    def arrive(self, call: "Call", number: int | None) -> None:
         """Count a call that a gradient has come to, but once in a window.
 
         `number` is the backward pass, if it writes the weight's .grad; None of any other.
@@ -178,4 +183,143 @@ class LayerInputs:
         if gradient is None:
             return False
         rows = local(gradient)
-        return not rows.numel() or any(host.read(rows.any()))  # a process without rows cannot tell
+        return not rows.numel() or any(_device.read(rows.any()))  # a process without rows cannot tell
+
+
+class Call:
+    """A hook on the graph: one call of a layer, which counts when a backward pass goes by it to the layer's weight.
+
+    Its sums wait in the graph, and go with it if no gradient comes. A pass that creates a graph may reach the weight
+    later by the derivatives it makes and not by the output, as a loss on derivatives by the inputs does; so the
+    gradients that it brings are watched in their turn.
+    """
+
+    __slots__ = ("covariance", "is_own", "layer", "node", "outer", "rows", "sums", "window")
+
+    def __init__(self, layer: Any, sums: list[Tensor], rows: int, node: Any, is_own: bool) -> None:
+        self.layer, self.covariance = weakref.ref(layer), layer.covariance
+        self.sums, self.rows = sums, rows
+        #: The weight's node in the graph, and whether that writes to .grad of the optimizer's parameter.
+        self.node, self.is_own = node, is_own
+        #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
+        self.outer = _torch.backward_pass()
+        #: The layer's window that it was counted in.
+        self.window = -1
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> Any:
+        layer, with_graph = self.layer(), torch.is_grad_enabled()
+        if layer is None or all(gradient is None for gradient in gradients):
+            return None
+        # Of gradients in a batch the derivatives cannot be watched. Without its node it is not known which pass writes
+        # .grad; one that does not would leave None there, as if somebody had cleared it.
+        unknown = self.node is None or (with_graph and _torch.is_batched(gradients))
+        if how := "grad" if unknown else _torch.reaches(self.node):
+            number = _torch.backward_pass() if self.outer < 0 else self.outer
+            layer.arrive(self, number if self.is_own and how == "backward" else None)
+        if not _torch.keeps_graph():
+            # Nothing else can come, though the nodes may live on with a loss.
+            self.sums, self.rows, self.covariance = [], 0, None
+        return tuple(map(self._watched, gradients)) if with_graph else None
+
+    def _watched(self, gradient: Tensor | None) -> Tensor | None:
+        if gradient is None or _torch.is_batched((gradient,)):
+            return gradient
+        gradient = gradient.view_as(gradient) if gradient.requires_grad else gradient.detach().requires_grad_()
+        gradient.register_hook(self._derivative)
+        return gradient
+
+    def _derivative(self, gradient: Tensor) -> Tensor | None:
+        watched = self((gradient,))
+        return None if watched is None else watched[0]
+
+
+def nodes_of(output: Any) -> Collection[Any]:
+    """Return the nodes of the graph that made a layer's output."""
+    if isinstance(output, Tensor):
+        return () if output.grad_fn is None else (output.grad_fn,)
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
+    return {node for part in parts for node in nodes_of(part)}
+
+
+def node_of(weight: Tensor) -> Any:
+    """Return the node of a weight in the graphs that it is in; call it with gradients enabled."""
+    # fully_shard has put its own part of the weight in place again if it is applied to the very layer.
+    if hasattr(weight, "placements"):
+        return None
+    alias: Any = weight.view_as(weight)
+    return weight.grad_fn or alias.grad_fn.next_functions[0][0]
+
+
+class InputHook:
+    """A forward hook that belongs to a `LayerInputs` and does nothing without it.
+
+    A copy or a pickle of the model alone (an average of weights, a target network) does not copy it.
+    """
+
+    def __init__(self, layer: Any, place: int) -> None:
+        self.layer, self.place, key = weakref.ref(layer), place, next(_tokens)
+        _hooks[key] = self
+        # A tensor, not a number: the graph stays the same for another hook, and the operation says that it writes to
+        # it, so that no compiler drops or reorders it.
+        self.token = torch.tensor([key], device="cpu")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layer": _no_layer}
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        layer = self.layer()
+        # Not module.training: many fine-tune under eval().
+        if layer is None or not torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+            return
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError(
+                f"{layer.name!r} is called by nn.DataParallel on a copy of the layer, in a thread of its own, whose "
+                "rows the optimizer cannot add up. Use DistributedDataParallel, by torchrun; or one device."
+            )
+        # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
+        input = args[0] if args else next(iter(kwargs.values()))
+        if torch.compiler.is_dynamo_compiling() and type(input) in (Tensor, nn.Parameter):
+            # Both are guarded on: between measurements there is another graph, without any of this.
+            if layer.armed or not layer.called:
+                _count_in_graph(self.token, input)
+        else:
+            self.count(input, output)
+
+    def count(self, input: Tensor, output: Any) -> None:
+        """Count the rows of one call; for `output` see `LayerInputs.add`."""
+        layer = self.layer()
+        # A backward does not come through inference mode, though gradients may be enabled in it.
+        if layer is None or torch.is_inference_mode_enabled():
+            return
+        refuse_capture(layer.name, "remembers its inputs", input)
+        layer.called = True
+        if layer.armed:
+            layer.add(layer.modules[self.place], input, output)
+
+
+def _no_layer() -> None:
+    """Return None, as a dead weak reference does; torch.compile traces a function."""
+
+
+@has_side_effect
+@torch.compiler.allow_in_graph
+def _count_in_graph(token: Tensor, input: Tensor) -> None:
+    # Of a backend that runs the graph as it is, which is no fake tensor; checkpoints keep the token.
+    _count_rows(token.clone() if type(token) is Tensor else token, input.detach())
+
+
+@library.custom_op(
+    "adiv_optim::count_rows",
+    mutates_args=("token",),
+    schema="(Tensor(a0!) token, Tensor input) -> ()",
+    tags=(torch.Tag.cudagraph_unsafe,),  # the replay of a CUDA graph would not count
+)
+def _count_rows(token: Tensor, input: Tensor) -> None:
+    hook = _hooks.get(int(token))
+    if hook is not None:
+        hook.count(input, None)
+
+
+@_count_rows.register_fake
+def _(token: Tensor, input: Tensor) -> None:
+    return None

@@ -1,29 +1,26 @@
-"""The optimizer that steps on other variables than the model's weights, whoever measures which."""
+"""The optimizer that steps on other variables than the weights; and how far the optimizer inside reads weights."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from .._linalg.host import refuse_capture, without_autocast
-from .._linalg.limits import check_like
-from ..attach.coverage import Coverage, warn
-from ..attach.reports import report, without_frozen_or_skipped
+from .._checks import warn
+from .._device import refuse_capture, without_autocast
+from ..rows.coverage import Coverage
 from .chart import Watching
-from .decay import decay_factors, has_step_hooks, has_zero_lr
-from .refusals import refuse_kept_weights, refuse_within, unknown_parameters
+from .memory import Memory
+from .parameters import check_same_parameters, report, unwrapped
+from .refusals import refuse_kept_weights, refuse_within
 from .step import take_step
-from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
+from .wrapper import OURS, OptimizerWrapper
 
-#: What may be done about a checkpoint that does not fit.
-_REMEDY = (
-    "load what was saved of the same model with the same settings, or leave the names out that begin with "
-    f"{OURS!r} to measure anew"
-)
+#: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
+KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
+KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
 #: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
 _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
 
@@ -42,8 +39,8 @@ class Mapped(OptimizerWrapper):
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model whose parameters it steps on.
-        watch: makes what is measured of the model.
-        settings: what the wrapper was built with, as its repr shows it.
+        watch: model → the measurements of it.
+        settings: the arguments of the wrapper, as its repr shows them.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -51,17 +48,17 @@ class Mapped(OptimizerWrapper):
             the first step at the latest, or is such a wrapper itself.
     """
 
-    #: How the names of what it remembers begin.
+    #: How the names of its entries in a state dict begin.
     prefix: ClassVar[str] = OURS
-    #: Settings, whole numbers or None, that the shapes of what it remembers follow from.
+    #: Settings, whole numbers or None, that the shapes of these entries follow from.
     shaping: ClassVar[Sequence[str]] = ()
     #: Whether weights are mapped too, or gradients alone.
     moves_weights: ClassVar[bool] = True
-    #: What a user may do where little is treated.
+    #: The remedy where little is treated.
     remedy: ClassVar[str] = ""
 
     model: nn.Module
-    #: What is measured; None once this is detached.
+    #: The measurements; None once this is detached.
     watch: Watching | None = None
 
     def __init__(
@@ -73,14 +70,14 @@ class Mapped(OptimizerWrapper):
         refuse_within(name, optimizer, Mapped)
         self.model, self._settings = unwrapped(model), settings
         if self.moves_weights:
-            refuse_kept_weights(name, optimizer, {})
+            refuse_kept_weights(name, self._unknown(), {})
         self.watch = watch(self.model)
         self.watch.find(self._parameters())
         self._warn_of_little()
 
     def _warn_of_little(self) -> None:
-        """Warn if less than half of what the optimizer trains is treated."""
-        coverage = without_frozen_or_skipped(self.coverage())
+        """Warn if less than half of the trained elements are treated."""
+        coverage = self.coverage().without_frozen_or_skipped()
         if coverage.elements and coverage.element_share < 0.5:
             warn(
                 f"{type(self).__name__} treats less than half of the elements of {type(self.model).__name__} that the "
@@ -92,7 +89,7 @@ class Mapped(OptimizerWrapper):
         return [group["params"] for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "watch": self.watch, "_settings": self._settings}
 
     @property
@@ -141,9 +138,14 @@ class Mapped(OptimizerWrapper):
         return reason
 
     def _first_step(self, step: Callable[[], Any]) -> None:
-        before = unknown_parameters(self.inner)
+        unknown = self._unknown()
+        before = {p: p.detach().clone() for each in unknown for group in each.param_groups for p in group["params"]}
         step()
-        refuse_kept_weights(type(self).__name__, self.inner, before)
+        refuse_kept_weights(type(self).__name__, unknown, before)
+
+    def _unknown(self) -> list[Optimizer]:
+        """List the optimizers of the step that are not torch's."""
+        return [each for each in optimizers_in(self.inner) if type(each) not in KNOWN]
 
     def _refuse_meta(self, error: NotImplementedError) -> None:
         if any(p.is_meta for group in self.param_groups for p in group["params"]):
@@ -167,8 +169,8 @@ class Mapped(OptimizerWrapper):
     def detach(self) -> nn.Module:
         """Return the model, which is the plain one at all times, and take plain steps from now on.
 
-        Its hooks come off. The inner optimizer keeps its state. What it has gathered so far (momentum, second moments)
-        is of mapped gradients, and takes some steps to be forgotten; to begin anew, build another optimizer.
+        Its hooks come off. The inner optimizer keeps its state. Its averages (momentum, second moments) are of mapped
+        gradients, and take some steps to fade; to begin anew, build another optimizer.
         """
         for layer in self.watch.layers if self.watch is not None else ():
             layer.remove_hooks()
@@ -183,90 +185,87 @@ class Mapped(OptimizerWrapper):
         return report(self, self.model, self.watch.coverage(), unknown)
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last as flat numbers, for any logger; what is treated is a share in [0, 1]."""
+        """Return the last measurements as flat numbers, for any logger, with the treated shares in [0, 1]."""
         return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
 
-    def _saved_state(self) -> dict[Any, Any]:
-        every = defaultdict(dict, super()._saved_state())
-        for parameter, entries in self._shown().items():
-            every[parameter] = {**every[parameter], **entries}
-        return every
-
-    def _remembered(self) -> Mapping[Tensor, dict[str, Any]]:
-        return {} if self.watch is None else self.watch.remembered()
-
-    def _shown(self) -> dict[Tensor, dict[str, Any]]:
-        """What a checkpoint has of each parameter beside the state that the optimizer keeps of it.
-
-        Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
-        One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
-        """
-        remembered, every = self._remembered(), [p for group in self._parameters() for p in group]
-        if self.watch is None or not remembered:
-            return {}
-        with_state = [p for p in every if self.inner.state.get(p)]
-        shown = with_state if with_state or not self.watch.steps else every
-        return {p: self._named(remembered.get(p, {})) for p in shown}
-
-    def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+    def _memory(self, watch: Watching) -> Memory:
         settings = {name: self._settings[name] or 0 for name in self.shaping}
-        every = {"steps": self.watch.steps if self.watch else 0, **settings, **entries}
-        return {self.prefix + name: value for name, value in every.items()}
+        return Memory(type(self).__name__, self.prefix, settings, watch, self.inner)
 
-    def _keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
-        """Each parameter, and the key of its part in a state dict: a number, or its name."""
-        for group, saved in zip(self.param_groups, state_dict.get("param_groups", ()), strict=False):
-            yield from zip(group["params"], saved.get("params", ()), strict=False)
+    def _saved_state(self) -> dict[Any, Any]:
+        saved = super()._saved_state()
+        return saved if self.watch is None else self._memory(self.watch).beside(saved)
 
     def _state_dict(self) -> dict[str, Any]:
-        plain, remembered = dict(super()._state_dict()), self._remembered()
-        shown, keys = self._shown(), dict(self._keys(plain))
-        more = {keys[p]: {**plain["state"].get(keys[p], {}), **entries} for p, entries in shown.items()}
-        plain |= {"state": {**plain["state"], **more}} if more else {}
-        if self.watch is None or not self.watch.steps:
-            return plain
-        # Of layers that have seen rows, and of weights that have scales.
-        seen = {p: entries for p, entries in remembered.items() if entries.get("rows", 1)}
-        waiting = {keys[p]: self._named(entries) for p, entries in seen.items() if p in keys and p not in shown}
-        return plain | ({WAITING: waiting} if waiting else {})
+        plain = super()._state_dict()
+        return plain if self.watch is None else self._memory(self.watch).added_to(plain)
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        remembered = self._remembered()
-        loaded: dict[Tensor, dict[str, Any]] = {}
-        parameters = {key: parameter for parameter, key in self._keys(state_dict)}
-        rest: dict[str, dict[Any, Any]] = {part: dict(state_dict.get(part, {})) for part in ("state", WAITING)}
-        for part, key in [(part, key) for part, saved in rest.items() for key in saved]:
-            entries = rest[part][key]
-            names = [n for n in ours(entries) if n.startswith(self.prefix)] if self.watch is not None else []
-            # A flat checkpoint that lacks a name has given an empty dict for it.
-            mine = {n: entries[n] for n in names if entries[n] != {}}
-            if mine and key in parameters:  # else the optimizer refuses the groups
-                self._check(mine, remembered.get(parameters[key], {}), f"state_dict[{part!r}][{key!r}]")
-                loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
-            if names:
-                rest[part][key] = {n: value for n, value in entries.items() if n not in names}
-                if not rest[part][key]:
-                    del rest[part][key]
-        super()._load_state_dict({**state_dict, **rest})
         if self.watch is None:
+            super()._load_state_dict(state_dict)
             return
-        self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
-        self.watch.load(loaded)
-        kept = rest["state"]
-        lacking = [p for p, key in self._keys(state_dict) if p in remembered and p not in loaded and kept.get(key)]
-        if lacking:
-            warn(
-                f"{type(self).__name__}: the checkpoint has nothing of what it remembers of {len(lacking)} of "
-                f"{len(remembered)} parameters, which it measures anew. Save what state_dict() of the wrapper returns, "
-                "or torch's get_optimizer_state_dict(model, wrapper), and not that of the optimizer inside."
-            )
+        memory = self._memory(self.watch)
+        loaded, rest = memory.taken_from(state_dict)
+        super()._load_state_dict(rest)
+        memory.load(loaded, rest)
 
-    def _check(self, saved: Mapping[str, Any], entries: Mapping[str, Any], place: str) -> None:
-        """Raise a ValueError if part of a checkpoint is of other settings, or damaged."""
-        wanted, place = self._named(entries), f"{type(self).__name__}: {place}"
-        for setting in self.shaping:
-            value, here = saved.get(self.prefix + setting), wanted[self.prefix + setting]
-            if isinstance(value, int) and value != here:
-                saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
-                raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
-        check_like(saved, wanted, place, _REMEDY)
+
+def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
+    """Return an optimizer and those within it that take its step.
+
+    A class, and not its subclasses, names by `takes_step_of` the attribute that holds the optimizers of its step.
+    """
+    name = vars(type(optimizer)).get("takes_step_of")
+    if name is None:
+        return [optimizer]
+    inside = getattr(optimizer, name)
+    parts = [inside] if isinstance(inside, Optimizer) else inside
+    return [optimizer, *(each for part in parts for each in optimizers_in(part))]
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether there are hooks on a step, which may read the weights in it."""
+    return any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in optimizers_in(optimizer))
+
+
+def has_zero_lr(group: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a parameter group is 0; one on a device is not waited for."""
+    rate = group.get("lr")  # None where the optimizer finds its own, as Adafactor does
+    return rate is not None and not (isinstance(rate, Tensor) and rate.device.type != "cpu") and float(rate) == 0
+
+
+def decay_factors(optimizer: Optimizer) -> dict[int, float]:
+    r"""Return by the ids of weights the factor c of a step :math:`w \leftarrow c w + \Delta` whose Δ is free of w.
+
+    It is 1 without weight decay, and 1 − ηλ where that is decoupled. Left out are weights that the step may read
+    otherwise: of optimizers that are not torch's own, of a decay that is part of the gradient, of a learning rate on a
+    device to be waited for, and of a step that has been replaced.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> list(decay_factors(torch.optim.AdamW([weight], lr=0.1, weight_decay=0.5)).values())
+        [0.95]
+        >>> decay_factors(torch.optim.SGD([weight], lr=0.1, weight_decay=0.5))
+        {}
+    """
+    every = optimizers_in(optimizer)
+    if not all(map(_steps_as_its_type, every)):
+        return {}
+    factors: dict[int, float] = {}
+    for each in every:
+        for group in each.param_groups if type(each) in KNOWN else ():
+            rate, decay = group["lr"], group.get("weight_decay", 0.0)
+            is_decoupled = isinstance(each, (optim.AdamW, optim.Muon)) or group.get("decoupled_weight_decay")
+            if decay == 0:
+                factors |= dict.fromkeys(map(id, group["params"]), 1.0)
+            elif is_decoupled and (not isinstance(rate, Tensor) or rate.device.type == "cpu"):
+                factors |= dict.fromkeys(map(id, group["params"]), float(1 - rate * decay))
+    return factors
+
+
+def _steps_as_its_type(optimizer: Optimizer) -> bool:
+    """Whether its step is its type's; torch's schedulers set one on the instance that counts the calls and no more."""
+    step = vars(optimizer).get("step")
+    counted = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
+    return step is None or counted

@@ -1,29 +1,143 @@
-"""What a watch over layers remembers, for checkpoints, and what it says of parameters."""
+"""The memory of a watch over layers in checkpoints, and its words on parameters."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from .._linalg import host
-from .._linalg.roots import NoRootError
-from ..attach.coverage import UNCALLED, Coverage, uncalled_words
-from .chart import Chart
+from .. import _device
+from .._checks import check_like, warn
+from ..rows.coverage import UNCALLED, Coverage, uncalled_words
+from .chart import Chart, Watching
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
+from .roots import NoRootError
+from .wrapper import OURS, WAITING, ours
+
+#: The remedy for a checkpoint that does not fit.
+_REMEDY = (
+    "load what was saved of the same model with the same settings, or leave the names out that begin with "
+    f"{OURS!r} to measure anew"
+)
 
 
 def remembered_by(layers: Sequence[LayerInputs]) -> dict[Tensor, dict[str, Any]]:
-    """Return by weight what a checkpoint has: averages alone, since factors follow from them."""
+    """Return the entries of a checkpoint by weight: averages alone, since factors follow from them."""
     every: dict[Tensor, dict[str, Any]] = {}
     for layer in layers:
         covariance, weight = layer.covariance, layer.weight
         every[weight] = {**{f"{n}": tensor for n, tensor in enumerate(covariance.memory)}, "rows": covariance.rows}
         if type(covariance) is MeanSquare:  # a scale of 0 is none yet
-            dtype = host.widest(weight.device)
+            dtype = _device.widest_dtype(weight.device)
             every[weight]["last"] = torch.tensor([layer.held_scale], dtype=dtype, device=weight.device)
     return every
+
+
+class Memory(NamedTuple):
+    """The entries of a wrapper in a state dict, beside the state of the optimizer inside.
+
+    Args:
+        name: opens the messages of errors.
+        prefix: how the names of the entries begin.
+        settings: whole numbers that their shapes follow from.
+        watch: remembers them.
+        inner: the optimizer inside.
+    """
+
+    name: str
+    prefix: str
+    settings: Mapping[str, int]
+    watch: Watching
+    inner: Optimizer
+
+    def named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all entries of a parameter, by their names in a state dict."""
+        every = {"steps": self.watch.steps, **self.settings, **entries}
+        return {self.prefix + name: value for name, value in every.items()}
+
+    def shown(self) -> dict[Tensor, dict[str, Any]]:
+        """Return the entries beside the state that the optimizer keeps of each parameter.
+
+        Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
+        One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
+        """
+        remembered, every = self.watch.remembered(), [p for group in self.inner.param_groups for p in group["params"]]
+        if not remembered:
+            return {}
+        with_state = [p for p in every if self.inner.state.get(p)]
+        shown = with_state if with_state or not self.watch.steps else every
+        return {p: self.named(remembered.get(p, {})) for p in shown}
+
+    def beside(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return a state by parameter with the entries in it."""
+        every = defaultdict(dict, state)
+        for parameter, entries in self.shown().items():
+            every[parameter] = {**every[parameter], **entries}
+        return every
+
+    def keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
+        """Yield each parameter with the key of its part in a state dict: a number, or its name."""
+        for group, saved in zip(self.inner.param_groups, state_dict.get("param_groups", ()), strict=False):
+            yield from zip(group["params"], saved.get("params", ()), strict=False)
+
+    def added_to(self, plain: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state dict of the optimizer inside with the entries in it."""
+        shown, keys = self.shown(), dict(self.keys(plain))
+        more = {keys[p]: {**plain["state"].get(keys[p], {}), **entries} for p, entries in shown.items()}
+        whole = {**plain, "state": {**plain["state"], **more}} if more else dict(plain)
+        if not self.watch.steps:
+            return whole
+        # Of layers that have seen rows, and of weights that have scales.
+        seen = {p: entries for p, entries in self.watch.remembered().items() if entries.get("rows", 1)}
+        waiting = {keys[p]: self.named(entries) for p, entries in seen.items() if p in keys and p not in shown}
+        return whole | ({WAITING: waiting} if waiting else {})
+
+    def taken_from(self, state_dict: Mapping[str, Any]) -> tuple[dict[Tensor, dict[str, Any]], dict[str, Any]]:
+        """Return the entries in a state dict by parameter, and the state dict without them; changes nothing.
+
+        Raises:
+            ValueError: entries of other settings, or damaged.
+        """
+        remembered, loaded = self.watch.remembered(), dict[Tensor, dict[str, Any]]()
+        parameters = {key: parameter for parameter, key in self.keys(state_dict)}
+        rest: dict[str, dict[Any, Any]] = {"state": {}, WAITING: {}}
+        for part, others in rest.items():
+            for key, entries in state_dict.get(part, {}).items():
+                names = [n for n in ours(entries) if n.startswith(self.prefix)]
+                # A flat checkpoint that lacks a name has given an empty dict for it.
+                mine = {n: entries[n] for n in names if entries[n] != {}}
+                if mine and key in parameters:  # else the optimizer refuses the groups
+                    wanted = self.named(remembered.get(parameters[key], {}))
+                    self._check(mine, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
+                    loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
+                left = {n: value for n, value in entries.items() if n not in names} if names else entries
+                if left or not names:
+                    others[key] = left
+        return loaded, {**state_dict, **rest}
+
+    def _check(self, saved: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> None:
+        for setting, here in self.settings.items():
+            value = saved.get(self.prefix + setting)
+            if isinstance(value, int) and value != here:
+                saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
+                raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
+        check_like(saved, wanted, place, _REMEDY)
+
+    def load(self, loaded: Mapping[Tensor, Mapping[str, Any]], rest: Mapping[str, Any]) -> None:
+        """Let the watch take the entries that `taken_from` returned, and warn where a trained parameter has none."""
+        remembered, kept = self.watch.remembered(), rest["state"]  # before it takes less
+        self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
+        self.watch.load(loaded)
+        lacking = [p for p, key in self.keys(rest) if p in remembered and p not in loaded and kept.get(key)]
+        if lacking:
+            warn(
+                f"{self.name}: the checkpoint has nothing of what it remembers of {len(lacking)} of "
+                f"{len(remembered)} parameters, which it measures anew. Save what state_dict() of the wrapper returns, "
+                "or torch's get_optimizer_state_dict(model, wrapper), and not that of the optimizer inside."
+            )
 
 
 def load(layers: Sequence[LayerInputs], chart: Chart, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
@@ -32,7 +146,7 @@ def load(layers: Sequence[LayerInputs], chart: Chart, remembered: Mapping[Tensor
         layer.forget()
         layer.factors, layer.failures, layer.spoiled = None, 0, 0
         entries, new = remembered.get(layer.weight, {}), layer.make(layer.modules[0], layer.with_bias)
-        device, dtype = layer.weight.device, host.wide(layer.weight)
+        device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
         memory = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.memory)]
         layer.covariance = new.with_memory(memory, entries.get("rows", 0.0))
         layer.held_scale = float(entries.get("last", 0.0))
@@ -76,7 +190,7 @@ def why_inactive(layers: Sequence[LayerInputs]) -> str:
 
 
 def _is_uncalled(layer: LayerInputs) -> bool:
-    """Whether its weight has a gradient, though it has not been called since it was found."""
+    """Whether its weight has a gradient, though it has not been called since the watch began."""
     return layer.missed >= 2 and not layer.called and layer.factors is None and layer.has_gradient()
 
 

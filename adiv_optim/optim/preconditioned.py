@@ -4,22 +4,40 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, Whole, damped_inverse
-from ..attach.checks import Skip
+from .. import _device
+from .._checks import check_count, check_positive, given
+from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .chart import Chart
 from .covariance import Covariance
 from .mapped import Mapped
+from .roots import Factor, NoRootError, Whole
 
 
 def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
     """Return (A + λI)⁻¹, block by block."""
     level = covariance.ridge(1.0)
     return [Whole(damped_inverse(block, level, damping)) for block in covariance.mean()]
+
+
+def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
+    """Return (A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
+    # In units of the mean eigenvalue, in float64: λ may be far below the resolution of float32 beside A.
+    level = _device.to_float64(level)[..., None, None]
+    work = _device.to_float64(matrix) / level
+    work.diagonal(dim1=-2, dim2=-1).add_(damping)
+    factor, failed = torch.linalg.cholesky_ex(work)
+    # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
+    identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
+    factor = torch.where((failed == 0)[..., None, None], factor, identity)
+    inverse = (torch.cholesky_inverse(factor) / level).to(matrix)
+    if not all(_device.read((failed == 0).all(), inverse.isfinite().all())):
+        raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
+    return inverse
 
 
 class Preconditioned(Mapped):
@@ -31,11 +49,11 @@ class Preconditioned(Mapped):
     .. math:: \tilde G' = \tilde G (A + \lambda I)^{-1}, \qquad \tilde G = [G_W, g_b]
 
     and p.grad is the plain gradient again after the step. It is `BatchIdeal` with a memory: sums over rows, so that
-    micro-batches and processes give exactly what the joined batch gives. Behind plain SGD it is FOOF (Benzing 2022),
-    and what `Whitened(SGD, graft_norm=False)` does; around Muon it is Newton-Muon (arXiv 2604.01472), around AdamW DoPr
+    micro-batches and processes give exactly the step of the joined batch. Behind plain SGD it is FOOF (Benzing
+    2022), as `Whitened(SGD, graft_norm=False)` is; around Muon it is Newton-Muon (arXiv 2604.01472), around AdamW DoPr
     (arXiv 2606.06418).
 
-    Which layers are treated, when A is measured, and what micro-batches, processes, compilation and checkpoints mean,
+    Which layers are treated, when A is measured, and the part of micro-batches, processes, compilation and checkpoints,
     is as for `Whitened`. Gradient clipping before the step sees the plain gradient. An optimizer that keeps weights in
     its state may be wrapped. Where its step fails, gradients are restored, and weights are where it left them.
 

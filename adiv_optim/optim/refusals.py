@@ -1,13 +1,12 @@
 """Optimizers that cannot step in other variables: they hold another optimizer, or weights in their state."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .decay import KNOWN, optimizers_in
 from .wrapper import OptimizerWrapper
 
 
@@ -36,31 +35,23 @@ def refuse_within(name: str, optimizer: Optimizer, mapped: type[OptimizerWrapper
         )
 
 
-def unknown_parameters(optimizer: Optimizer) -> dict[Tensor, Tensor]:
-    """Return a copy of each weight that an optimizer which is not torch's own steps on."""
-    unknown = [each for each in optimizers_in(optimizer) if type(each) not in KNOWN]
-    return {p: p.detach().clone() for each in unknown for group in each.param_groups for p in group["params"]}
-
-
-def refuse_kept_weights(name: str, optimizer: Optimizer, before: Mapping[Tensor, Tensor]) -> None:
-    """Raise a ValueError if the state of an optimizer has copies of weights, or a distance between weights.
+def refuse_kept_weights(name: str, unknown: Iterable[Optimizer], before: Mapping[Tensor, Tensor]) -> None:
+    """Raise a ValueError if the state of one of these optimizers has copies of weights, or a distance between them.
 
     In other variables it would mix those of one step with another's. Called when the optimizer is wrapped, and at the
     end of its first step, when `before` has the weights as it found them; copies that it makes later go unnoticed.
     """
-    for each in optimizers_in(optimizer):
-        if type(each) in KNOWN or "takes_step_of" in vars(type(each)):
-            continue
+    for each in (each for each in unknown if "takes_step_of" not in vars(type(each))):
         # D-Adaptation and those after it; Adafactor has a setting d.
         entries = ["d"] if any({"d", "growth_rate"} <= group.keys() for group in each.param_groups) else []
         for parameter in (p for group in each.param_groups for p in group["params"] if p in each.state):
             copies = [parameter, *([before[parameter]] if parameter in before else [])]
             entries += [key for key, value in each.state[parameter].items() if any(_is_copy(value, c) for c in copies)]
         if entries:
-            own = type(each).__name__
+            within = type(each).__name__
             raise ValueError(
-                f"{name} around {own}, whose state holds weights or a distance between weights ({entries[0]}): it "
-                f"would mix those of one step's variables with another's. Use {own} without {name}, or wrap an "
+                f"{name} around {within}, whose state holds weights or a distance between weights ({entries[0]}): it "
+                f"would mix those of one step's variables with another's. Use {within} without {name}, or wrap an "
                 f"optimizer that reads p and p.grad; a Lookahead goes around it: Lookahead({name}(AdamW(…), model))."
             )
 

@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._linalg import host
-from .._linalg.roots import Factor
-from .._linalg.shards import add_up_shards, local
-from ..attach.layers import Layout
-from ..attach.rows import as_matrices, from_matrices
+from .. import _device
+from .._device import at_least_float32
+from .._distributed import add_up_shards, local
+from ..rows.layers import Layout
+from ..rows.matrices import as_matrices, from_matrices
+from .roots import Factor
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stack:
-    r"""The parameters of a layer, or of several of one shape, and what a step makes of them.
+    r"""The parameters of a layer, or of several of one shape, and a step on them.
 
     .. math:: \tilde G' = \tilde G R, \qquad \tilde W' = \tilde W R^{-1}, \qquad \Delta\tilde W = \Delta\tilde W' R
 
@@ -58,7 +59,7 @@ class Stack:
         self.forget()
 
     def forget(self) -> None:
-        """Free what belongs to one step."""
+        """Free the tensors of one step."""
         self.gradients: list[Tensor | None] = []
         #: The weights before the step, as the optimizer finds them if it reads them, and after its step; joined.
         self.old: list[Tensor] = []
@@ -68,7 +69,7 @@ class Stack:
         self.steps: list[Tensor] = []
         self.ratio: Tensor | None = None
         self.keep: list[float] = []
-        #: Sums over what this process holds, that others with parts of the same weight add theirs to, (sums, layers).
+        #: Sums over the part that this process holds, to which others add theirs, (sums, layers).
         self.sums: Tensor | None = None
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -80,7 +81,7 @@ class Stack:
         return [as_matrices(part, *self.layout, self.layers) for part in each]
 
     def split(self, joined: Sequence[Tensor]) -> list[Tensor]:
-        """Take apart again what `join` has put together."""
+        """Take joined tensors apart again: the inverse of `join`."""
         if self.layout is None:
             return [*joined]
         pairs = zip(joined, self.shapes, strict=True)
@@ -117,7 +118,7 @@ class Stack:
     def enter(self) -> None:
         """Write parameters and gradients in the new variables: zeros where the optimizer does not read the weights.
 
-        A weight that is 0 is after the step what the step has added.
+        A weight that was 0 holds the step itself afterwards.
         """
         gradients = [_placed_as(p, p.grad) for p in self.parameters if p.grad is not None]
         mapped = self._times(self.factors, self.join([at_least_float32(local(each)) for each in gradients]))
@@ -245,7 +246,7 @@ def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
     stack_of = {id(stack.parameters[0]): stack for stack in stacks if stack.sums is not None}
     pairs = []
     for weight in shards:
-        squares = torch.zeros(2, 1, dtype=host.widest(weight.device), device=weight.device)
+        squares = torch.zeros(2, 1, dtype=_device.widest_dtype(weight.device), device=weight.device)
         if (stack := stack_of.get(id(weight))) is not None and stack.sums is not None:
             squares = stack.sums.to(squares).square()
         pairs.append((weight, squares))
@@ -255,19 +256,14 @@ def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
             stack.sums = squares.sqrt().to(stack.sums)
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor in its precision, and in float32 at least."""
-    return tensor.to(host.wide(tensor))
-
-
 def _placed_as(parameter: Any, gradient: Any) -> Tensor:
-    """A gradient dealt to processes as its parameter is: tensor parallelism may leave parts to be added up."""
+    """Deal a gradient to processes as its parameter is: tensor parallelism may leave parts to be added up."""
     wanted = getattr(parameter, "placements", None)
     return gradient if getattr(gradient, "placements", None) == wanted else gradient.redistribute(placements=wanted)
 
 
 def _laid_out_as(old: Tensor, new: Tensor) -> Tensor:
-    """A new gradient in the dtype, the memory layout and the shards of the old: fused optimizers want that."""
+    """Lay a new gradient out in the dtype, the memory layout and the shards of the old, as fused optimizers want."""
     if new.dtype == old.dtype and local(old) is old and new.stride() == old.stride():
         return new
     made = torch.empty_like(old)

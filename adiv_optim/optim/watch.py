@@ -1,38 +1,38 @@
-"""The watch over a model's layers: which of them, when their inputs are measured, and what follows for their steps."""
+"""The watch over a model's layers: which of them, when their inputs are measured, and the stacks for a step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
 
-from .._linalg import host
-from .._linalg.limits import check_count, check_not_negative
-from .._linalg.roots import Factor, NoRootError, Scales, stacked
-from .._linalg.shards import DataParallelGroup, addresses, cut_of
-from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
-from ..attach.coverage import Coverage, warn
-from .chart import Chart
+from .. import _device
+from .._checks import check_count, check_not_negative, warn
+from .._distributed import DataParallelGroup, Group, add_up, addresses, cut_of
+from ..rows.coverage import Coverage
+from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
+from .chart import Chart, Watching
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, private_gradients, refuse_shards
 from .layer_inputs import LayerInputs
 from .memory import coverage_of, load, remembered_by, why_inactive
-from .processes import add_up_rows, agree
+from .roots import Factor, NoRootError, Scales, stacked
 from .step import Stack
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
-#: Entries of a weight up to which layers are multiplied together: a call costs them more than what it computes.
+#: Entries of a weight up to which layers are multiplied together: a call costs them more than its products.
 _SMALL = 2**12
 
 
-class Watch:
+class Watch(Watching):
     """The layers of a model whose inputs are measured, and their stacks; it knows no optimizer.
 
     Args:
         name: whose errors these are.
         model: the model.
         chart: makes factors of covariances.
-        make: (layer, with_bias) → what is remembered of its inputs, before the first row.
+        make: (layer, with_bias) → the covariance of its inputs, before the first row.
         every, decay, process_group, skip: see `Whitened`.
     """
 
@@ -55,23 +55,19 @@ class Watch:
         refuse_sharded(name, model, UNFLATTENED, only_flat=True)
         refuse_lazy(name, model, named_in_skip(model, skip))
         self.every, self.decay, self.process_group, self.skip = every, decay, process_group, skip
-        #: Steps so far.
         self.steps = 0
-        #: The layers that are measured, and by name why other parameters are plain.
         self.layers: list[LayerInputs] = []
+        #: By name why other parameters are plain.
         self.plain: dict[str, str] = {}
         self.is_found = False
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
         self._places: list[Any] = []
-        #: The layers that move with what was measured of them; and in stacks, with R of each stack.
+        #: The layers that move, with their measurements; and in stacks, with R of each stack.
         self._moving: list[Any] = []
         self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
 
     def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
-        """Look for layers among the parameters of an optimizer, by its groups, if something has changed; say whether.
-
-        Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
-        """
+        # Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
         if self._places_of(groups) == self._places:
             return False
         self._find(groups)
@@ -126,7 +122,6 @@ class Watch:
         return place == int(self.every * (number * number * _GOLDEN % 1))
 
     def stacks(self) -> list[Stack]:
-        """Measure if that is due, and return the stacks of layers that were seen and have gradients."""
         if self.due():
             self._measure()
         with_factors = [layer for layer in self.layers if layer.factors is not None]
@@ -158,7 +153,6 @@ class Watch:
         )
 
     def shards(self) -> list[nn.Parameter]:
-        """Return the weights of which each process holds a part, where norms over all of it are asked for."""
         weights = [layer.weight for layer in self.layers] if self.chart.rescale is not None else []
         return [weight for weight in weights if cut_of(weight) is not None]
 
@@ -189,7 +183,7 @@ class Watch:
                 errors[layer] = error
             layer.forget()
         if self.process_group.several:
-            agree(seen, self.process_group.group)
+            _agree(seen, self.process_group.group)
         for layer in (each for each in seen if each not in errors):
             try:
                 layer.factors = [*self.chart.factors(layer.covariance)]
@@ -204,11 +198,11 @@ class Watch:
         for layer in self.layers:
             layer.settle()
         if self.process_group.several and self.layers:
-            add_up_rows(self.layers, self.process_group.group)
+            _add_up_rows(self.layers, self.process_group.group)
         for layer in self.layers:
             layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
         with_rows, seen = [layer for layer in self.layers if layer.pending_rows], []
-        for layer, is_finite in zip(with_rows, host.read(*(layer.finite() for layer in with_rows)), strict=True):
+        for layer, is_finite in zip(with_rows, _device.read(*(layer.finite() for layer in with_rows)), strict=True):
             if is_finite:
                 seen.append(layer)
             else:
@@ -217,7 +211,6 @@ class Watch:
         return seen
 
     def count_step(self) -> None:
-        """Count a step, and let the forward passes before the next one gather if it measures."""
         if self.chart.holds:
             self._hold()
         self.steps += 1
@@ -230,23 +223,18 @@ class Watch:
                 layer.held_scale = _scale_of(layer)
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last, as scalars for a logger."""
         return self.chart.metrics(self.layers)
 
     def coverage(self) -> Coverage:
-        """Say of every parameter that was looked at how it is treated, or why it is not."""
         return coverage_of(self.model, self.layers, self.plain, self.chart)
 
     def why_inactive(self) -> str:
-        """Say why no layer has been measured, or why some have not whose weights have gradients."""
         return why_inactive(self.layers)
 
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
-        """Return by weight what a checkpoint has."""
         return remembered_by(self.layers)
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Take averages from a checkpoint, or begin anew where it has none."""
         load(self.layers, self.chart, remembered)
         self.arm()
 
@@ -262,9 +250,37 @@ def _scale_of(layer: LayerInputs) -> float:
 
 
 def _stacking_key(layer: LayerInputs) -> Any:
-    """A key, equal for small layers of one shape."""
+    """Return a key, equal for small layers of one shape."""
     covariance, weight = layer.covariance, layer.weight
     is_alone = type(covariance) is MeanSquare or len(covariance.blocks) > 1
     if is_alone or weight.numel() > _SMALL or hasattr(weight, "placements"):
         return id(layer)
     return type(covariance), layer.with_bias, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
+
+
+def _add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
+    """Add up pending sums over processes, for all layers that any of them has seen, so that all take part."""
+    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
+    add_up([counts], group)
+    blocks: list[Tensor] = []
+    for layer, rows in zip(layers, counts.tolist(), strict=True):
+        if rows:
+            layer.pending_rows = rows
+            sums = layer.covariance.no_sums() if layer.pending is None else layer.pending
+            layer.pending = [tensor.clone() for tensor in sums]  # a call in a graph may have them still
+            blocks += layer.pending
+    add_up(blocks, group)
+
+
+def _agree(layers: Sequence[LayerInputs], group: Group) -> None:
+    """Let all processes have the eigenvectors of the first.
+
+    Others may differ by a sign, or by rounding that nearly equal eigenvalues make large, and the products with them of
+    different processes could not be added up.
+    """
+    is_first = distributed.get_rank(group) == 0
+    of_low_rank = [layer for layer in layers if layer.covariance.depends_on_memory]
+    for layer in of_low_rank:  # made anew, not in place: stacks hold the old ones
+        memory = [t.clone() if is_first else torch.zeros_like(t) for t in layer.covariance.memory]
+        layer.covariance = layer.covariance.with_memory(memory, layer.covariance.rows)
+    add_up([tensor for layer in of_low_rank for tensor in layer.covariance.memory], group)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor
-from ..attach.checks import Skip
+from .._checks import check_count, check_positive, given
+from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .chart import Chart
 from .covariance import Covariance
 from .mapped import Mapped
+from .roots import Factor
 
 
 def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[Factor]:
@@ -38,13 +38,13 @@ class Whitened(Mapped):
     .. math:: \tilde W' = \tilde W (A + \lambda I)^{1/2}, \qquad \tilde G' = \tilde G (A + \lambda I)^{-1/2}
 
     and its step ΔW~' is added to the weights as :math:`\Delta\tilde W' (A + \lambda I)^{-1/2}`. Measured there, the
-    length of a step is what it does to the activations; `graft_norm`, the default, then gives each layer another.
+    length of a step is its effect on the activations; `graft_norm`, the default, then gives each layer another.
     Without it plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the step of `BatchIdeal`, of FOOF (Benzing 2022)
     and of K-FAC's input factor; every other optimizer takes its own idea of a good step.
 
     Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
     samples, tokens or patches; groups of a convolution each have an A. A layer of any other class with a `weight` of
-    shape (out_features, in_features) says what that multiplies by a method `input_rows(input)`, which returns rows
+    shape (out_features, in_features) says which rows that multiplies by a method `input_rows(input)`: it returns them,
     (…, in_features). All else takes the plain step, as `coverage` says. A layer's weight and bias go together: where
     one has no gradient, or alone has a learning rate of 0, both take the plain step.
 

@@ -7,27 +7,24 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
-from .._linalg.limits import check_dict
-from ..attach.coverage import Coverage, warn
-from ..attach.reports import explain_replaced_parameters
-from ..corrections import Correction
+from .._checks import check_dict, warn
+from ..rows.coverage import Coverage
+from .parameters import explain_replaced_parameters, no_optimizer
 
-#: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
+#: How the names begin of entries that wrappers add to the optimizer's in a state dict.
 OURS = "adiv_optim."
 #: Where a state dict has this of parameters that the optimizer has no state of yet.
 WAITING = f"{OURS}waiting"
-#: The module whose functions read `state` for what is to be saved.
+#: The module whose functions read `state` to save it.
 _CHECKPOINT = "torch.distributed.checkpoint.state_dict"
-_ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 
 
 def _of_inner(name: str) -> Any:
     """A property that is the inner optimizer's, to be read and set."""
     doc = f"The inner optimizer's {name}."
-    return property(lambda own: getattr(own.inner, name), lambda own, value: setattr(own.inner, name, value), doc=doc)
+    return property(lambda self: getattr(self.inner, name), lambda self, new: setattr(self.inner, name, new), doc=doc)
 
 
 class OptimizerWrapper(Optimizer):
@@ -49,19 +46,19 @@ class OptimizerWrapper(Optimizer):
 
     inner: Optimizer
     param_groups, defaults = _of_inner("param_groups"), _of_inner("defaults")
-    #: Steps of this object, whether one of them had a gradient, and what it has warned of.
+    #: Steps of this object, whether one of them had a gradient, and the warnings that it gave.
     _steps, _fed, _told = 0, False, frozenset[str]()
 
     def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
         """Refuse parameters in the place of the optimizer, before Python refuses the learning rate beside them."""
         if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise _no_optimizer(cls.__name__, optimizer)
+            raise no_optimizer(cls.__name__, optimizer)
         return super().__new__(cls)
 
     def __init__(self, optimizer: Optimizer) -> None:
         name = type(self).__name__
         if not isinstance(optimizer, Optimizer):
-            raise _no_optimizer(name, optimizer)
+            raise no_optimizer(name, optimizer)
         if isinstance(optimizer, LBFGS):
             raise TypeError(
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
@@ -74,15 +71,15 @@ class OptimizerWrapper(Optimizer):
                 f"ScheduleFreeWrapper({name}(…), …); a correction goes on the model by attach, without a wrapper."
             )
         # Optimizer.__init__ would build param_groups anew; the way in that unpickling takes only fills in
-        # the hook tables, which is what a wrapper needs.
+        # the hook tables, all that a wrapper needs.
         super().__setstate__({"inner": optimizer})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {"inner": self.inner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what a copy or a pickle kept; groups and state, which programs reset by this call, go to `inner`."""
+        """Take the entries of a copy or a pickle; groups and state, which programs reset so, go to `inner`."""
         inside = {name: value for name, value in state.items() if name in ("param_groups", "state")}
         super().__setstate__({name: value for name, value in state.items() if name not in inside})
         if inside:
@@ -90,9 +87,9 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def state(self) -> Any:
-        """The inner optimizer's own mapping, to read and to write; what a wrapper remembers is in `state_dict()` alone.
+        """The inner optimizer's own mapping, to read and to write; the memory of wrappers is in `state_dict()` alone.
 
-        torch.distributed.checkpoint, which looks here for the names of what a checkpoint has, sees a copy with both.
+        torch.distributed.checkpoint, which looks here for the names in a checkpoint, sees a copy with both.
         """
         if sys._getframe(1).f_globals.get("__name__") == _CHECKPOINT:
             return MappingProxyType(self._saved_state())
@@ -103,11 +100,11 @@ class OptimizerWrapper(Optimizer):
         self.inner.state = value
 
     def _saved_state(self) -> dict[Any, Any]:
-        """By parameter, what `state_dict` has of it."""
+        """Return the entries of `state_dict` by parameter."""
         return self.inner._saved_state() if isinstance(self.inner, OptimizerWrapper) else self.inner.state
 
     def settings(self) -> dict[str, Any]:
-        """Return what the wrapper was built with, as its repr shows it."""
+        """Return the arguments that the wrapper was built with, as its repr shows them."""
         return {}
 
     def __repr__(self) -> str:
@@ -115,13 +112,13 @@ class OptimizerWrapper(Optimizer):
         return f"{type(self).__name__}({', '.join([repr(self.inner), *settings])})"
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last as a flat dict of numbers, for any logger."""
+        """Return the last measurements as a flat dict of numbers, for any logger."""
         return self.inner.metrics() if isinstance(self.inner, OptimizerWrapper) else {}
 
-    def _metrics(self, coverage: Coverage, own: dict[str, float]) -> dict[str, float]:
-        """What the inner optimizer has measured, the shares of what is treated, and what is this wrapper's own."""
+    def _metrics(self, coverage: Coverage, numbers: dict[str, float]) -> dict[str, float]:
+        """Return the numbers of the inner optimizer, the treated shares, and the numbers of this wrapper."""
         shares = {"treated_parameters": coverage.parameter_share, "treated_elements": coverage.element_share}
-        every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | own).items()}
+        every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
         return OptimizerWrapper.metrics(self) | every
 
     def _why_lost(self, model: nn.Module, has_changed: bool = False) -> str:
@@ -146,7 +143,7 @@ class OptimizerWrapper(Optimizer):
             kwargs: arguments of the inner optimizer's `step`.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
             RuntimeError: in torch.inference_mode().
@@ -190,10 +187,10 @@ class OptimizerWrapper(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict into the inner optimizer.
 
-        What the wrapper remembers is looked at first, then the inner optimizer takes its own part as it always does.
+        The memory of the wrapper is looked at first, then the inner optimizer takes its part as it always does.
 
         Raises:
-            ValueError: what another wrapper remembers, or the inner optimizer's own error; nothing has changed then.
+            ValueError: entries of another wrapper, or the inner optimizer's own error; nothing has changed then.
         """
         check_dict(state_dict, f"{type(self).__name__}: state_dict", "load what state_dict() returned")
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -218,45 +215,6 @@ class OptimizerWrapper(Optimizer):
         self.inner.load_state_dict(state_dict)
 
 
-def _no_optimizer(name: str, value: object) -> TypeError:
-    if isinstance(value, nn.Module):
-        return TypeError(f"{name}:{_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
-    return TypeError(
-        f"{name} wraps a torch.optim.Optimizer, found {type(value).__name__}; build the optimizer first: "
-        f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model). To code that calls a class with parameters and "
-        f"keywords, give a function: lambda parameters, lr: {name}(torch.optim.Adam(parameters, lr=lr), model)."
-    )
-
-
 def ours(entries: Any) -> list[str]:
-    """The names of what wrappers remember of a parameter, in its part of a state or of a state dict."""
+    """Return the names of the entries that wrappers add, in a parameter's part of a state dict."""
     return [name for name in entries if isinstance(name, str) and name.startswith(OURS)]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, whose parameters have other names in DistributedDataParallel and what torch.compile returns."""
-    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        inside: Any = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-        model = inside
-    return model
-
-
-def check_model(name: str, model: nn.Module) -> None:
-    """Raise if `model` is none; `name` opens the message."""
-    if not isinstance(model, nn.Module):
-        order = f" {_ORDER}" * isinstance(model, (Optimizer, Correction))
-        raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
-
-
-def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
-    check_model(name, model)
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    named = dict(model.named_parameters())
-    if not any(id(parameter) in held for parameter in named.values()):
-        first = next(iter(named), "none")
-        raise ValueError(
-            f"{name}: none of the {len(held)} tensors the optimizer holds is a parameter of the model "
-            f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
-            "parameters(), after any deepcopy that makes new ones."
-        )

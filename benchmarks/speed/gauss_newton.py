@@ -15,8 +15,7 @@ from torch.func import vmap
 
 from adiv_optim import GaussNewton
 from adiv_optim.jacobian import laplacian
-from adiv_optim.jacobian.solver import solver
-from adiv_optim.jacobian.terms import Terms
+from adiv_optim.jacobian.terms import Terms, solver
 
 from ..core.runs import interleaved, measure, ratio
 from ..core.store import Result, Store

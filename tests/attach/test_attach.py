@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from adiv_optim import Proportional, attach, coverage, detach
-from adiv_optim.attach.layers import CORRECTED
+from adiv_optim.rows.layers import CORRECTED
 
 
 class Net(nn.Module):

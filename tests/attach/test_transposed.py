@@ -18,9 +18,9 @@ from adiv_optim import (
     coverage,
     detach,
 )
-from adiv_optim.attach import CorrectedTransposed, register
-from adiv_optim.attach import layers as corrected_layers
 from adiv_optim.diagnostics import divergence
+from adiv_optim.rows import CorrectedTransposed, register
+from adiv_optim.rows import layers as corrected_layers
 from tests.helpers.cases import relative_error
 
 EXACT = 1e-12  # float64, relative
@@ -39,7 +39,7 @@ class Conv1D(nn.Module):
 
 
 class CorrectedConv1D(CorrectedTransposed, Conv1D):
-    """As for the real class in adiv_optim/attach/transformers.py."""
+    """As for the real class in adiv_optim/rows/transformers.py."""
 
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -129,4 +129,4 @@ def test_module_that_registers_a_package_is_imported_when_its_layer_is_met(monke
     assert imported == []
     kind = type("Conv1D", (nn.Module,), {"__module__": "transformers.pytorch_utils"})
     assert corrected_layers.corrected_type(kind) is None
-    assert imported == [(".transformers", "adiv_optim.attach")]
+    assert imported == [(".transformers", "adiv_optim.rows")]

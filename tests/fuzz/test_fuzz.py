@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from adiv_optim._linalg import grams
+from adiv_optim.optim import roots
 from tests.fuzz import by_hand, by_inputs, channels, corrected
 from tests.fuzz.by_hand import AmbiguousError
 from tests.fuzz.compare import deviation
@@ -24,7 +24,7 @@ LEAST_DECIDED = 0.5
 @pytest.fixture(autouse=True)
 def _short_strips(monkeypatch):
     """Cut covariances into strips that are shorter than most of them."""
-    monkeypatch.setattr(grams, "STRIP", 4)
+    monkeypatch.setattr(roots, "STRIP", 4)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

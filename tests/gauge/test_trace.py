@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import BatchIdeal, Proportional, UnitConsistent, attach, gauge
-from adiv_optim.attach.layers import Corrected
+from adiv_optim.rows.layers import Corrected
 from tests.helpers.cases import relative_error
 from tests.helpers.gauge_models import MODELS, mlp
 from tests.helpers.modules import Model

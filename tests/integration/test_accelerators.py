@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from adiv_optim._linalg.host import refuse_capture
+from adiv_optim._device import refuse_capture
 from adiv_optim.jacobian.modules import same_randomness
 
 each_kind = pytest.mark.parametrize("kind", ["cuda", "xpu"])

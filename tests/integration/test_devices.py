@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import backend_registration
 
-from adiv_optim import UnitConsistent, gauge
-from adiv_optim._linalg import host
+from adiv_optim import UnitConsistent, _device, gauge
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS, Wrapper
 
@@ -72,7 +71,7 @@ def _without_float64(name: str) -> list[list[float]]:
 
     with pytest.MonkeyPatch.context() as patch, Pretending():
         patch.setattr(Pretending, "narrow", True)
-        patch.setattr(host, "widest", lambda device: torch.float32 if device.type == NAME else torch.float64)
+        patch.setattr(_device, "widest_dtype", lambda device: torch.float32 if device.type == NAME else torch.float64)
         return _path(name, NAME, NAME, torch.float32)
 
 

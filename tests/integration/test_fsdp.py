@@ -16,7 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, attach, detach, gauge
-from adiv_optim.attach.layers import Corrected
+from adiv_optim.rows.layers import Corrected
 from tests import wrappers
 from tests.helpers import checkpoints, loops
 from tests.helpers.loops import DIFFERENT, Method, Weights, adamw, deviation, plain_loop, sgd, split, weights

@@ -1,6 +1,6 @@
 """Steps give their device work and do not wait for it: tensors of torch's meta device, which hold nothing to wait for.
 
-There `.item()`, `bool(tensor)` and `.cpu()` raise. What a measurement must know goes through `host.read`, which is
+There `.item()`, `bool(tensor)` and `.cpu()` raise. What a measurement must know goes through `_device.read`, which is
 counted.
 """
 
@@ -18,11 +18,11 @@ from adiv_optim import (
     Preconditioned,
     Proportional,
     UnitConsistent,
+    _device,
     functional,
     gauge,
     layers,
 )
-from adiv_optim._linalg import host
 from tests.helpers.cases import needs_cuda
 from tests.helpers.loops import images, train
 from tests.helpers.seeds import manual_seed
@@ -75,7 +75,7 @@ def waits(monkeypatch):
         found.append(sum(tensor.numel() for tensor in tensors))
         return [2.0] * found[-1]
 
-    monkeypatch.setattr(host, "read", read)
+    monkeypatch.setattr(_device, "read", read)
     return found
 
 

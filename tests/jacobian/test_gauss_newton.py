@@ -10,8 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import GaussNewton
 from adiv_optim.jacobian import ideal_update, laplacian
-from adiv_optim.jacobian.solver import solver
-from adiv_optim.jacobian.terms import Terms
+from adiv_optim.jacobian.terms import Terms, solver
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD
 
 from adiv_optim import Disproportional, GradientOnly, Proportional, attach
-from adiv_optim.attach.layers import Corrected
+from adiv_optim.rows.layers import Corrected
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from adiv_optim import Whitened
-from adiv_optim.attach.rows import patches_of
+from adiv_optim.rows.matrices import patches_of
 from tests.helpers.cases import relative_error
 from tests.helpers.remembered import covariance_of, rows_counted
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened
-from adiv_optim.attach.checks import overlaps
+from adiv_optim.rows.models import overlaps
 from tests.helpers.steps import inputs, same, sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")

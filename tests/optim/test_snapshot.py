@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
 from adiv_optim.optim import OptimizerWrapper
-from adiv_optim.optim.decay import KNOWN, decay_factors
+from adiv_optim.optim.mapped import KNOWN, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
-from adiv_optim._linalg import grams
-from adiv_optim.optim import covariance
+from adiv_optim.optim import covariance, roots
 from tests.helpers.cases import relative_error
 from tests.helpers.remembered import covariance_of, memory, remembered, rows_counted
 from tests.helpers.steps import backward, inputs, network, sgd, stepped
@@ -203,7 +202,7 @@ def test_metrics_have_condition_numbers_and_the_size_of_inputs(rank):
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_sums_by_lines_are_those_of_unfolded_patches(by_hand, monkeypatch):
-    monkeypatch.setattr(grams, "STRIP", 4)
+    monkeypatch.setattr(roots, "STRIP", 4)
     sums = []
     for pays in (True, False):
         monkeypatch.setattr(covariance, "lines_pay", lambda patches, pays=pays: pays)

@@ -5,7 +5,7 @@ import math
 import numpy
 import pytest
 
-from adiv_optim._linalg.limits import check_count, check_finite, check_not_negative, check_positive
+from adiv_optim._checks import check_count, check_finite, check_not_negative, check_positive
 
 KINDS = {
     check_positive: ([1e-300, 2, numpy.float32(0.5)], [0.0, -1, math.inf, math.nan, "0.1", True, None]),

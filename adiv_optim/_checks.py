@@ -1,6 +1,8 @@
-"""Checks of settings and of checkpoints: numbers within limits, shapes that broadcast or are as one's own."""
+"""Checks of settings and of checkpoints, and warnings that name the line outside of this package."""
 
 import math
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -39,26 +41,26 @@ def _check(where: str, settings: Mapping[str, Any], kind: type, fits: Callable[[
             raise ValueError(f"{where}: {name} is {value!r}; it must be {wanted}.")
 
 
-def check_dict(found: Any, path: str, remedy: str) -> None:
+def check_dict(value: Any, path: str, remedy: str) -> None:
     """Raise a ValueError that names `path` if part of a checkpoint is no dict."""
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{path} is {shown(found)}, wanted a dict; {remedy}.")
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{path} is {shown(value)}, wanted a dict; {remedy}.")
 
 
-def check_like(found: Any, own: Any, path: str, remedy: str) -> None:
-    """Raise a ValueError at the first place where part of a checkpoint is not like one's own.
+def check_like(saved: Any, wanted: Any, path: str, remedy: str) -> None:
+    """Raise a ValueError at the first place where part of a checkpoint is not like the part wanted there.
 
     Dicts have the same keys, tensors the same shape and no NaN or inf; numbers are finite, at least 0, and whole where
-    the own one is.
+    the wanted one is.
 
     Args:
-        found: part of a checkpoint.
-        own: what would be saved now.
-        path: where `found` stands, for the message.
-        remedy: what to do about it, likewise.
+        saved: part of a checkpoint.
+        wanted: the part that would be saved now.
+        path: where it stands, for the message.
+        remedy: the way out, likewise.
 
     Raises:
-        ValueError: names the place, what was found there, what was wanted, and the remedy.
+        ValueError: names the place, the value there, the value wanted, and the remedy.
 
     Example:
         >>> check_like({"steps": 3, "rows": 8.0}, {"steps": 0, "rows": 0.0}, "state", "save it again")
@@ -66,29 +68,29 @@ def check_like(found: Any, own: Any, path: str, remedy: str) -> None:
         Traceback (most recent call last):
         ValueError: state['steps'] is -1 (int), wanted an integer of at least 0; save it again.
     """
-    if isinstance(own, Mapping):
-        check_dict(found, path, remedy)
-        differences = [f"lacks {key!r}" for key in own if key not in found]
-        differences += [f"has an unknown {key!r}" for key in found if key not in own]
+    if isinstance(wanted, Mapping):
+        check_dict(saved, path, remedy)
+        differences = [f"lacks {key!r}" for key in wanted if key not in saved]
+        differences += [f"has an unknown {key!r}" for key in saved if key not in wanted]
         if differences:
-            raise ValueError(f"{path} {differences[0]}: it is {shown(found)}, wanted {shown(own)}; {remedy}.")
-        for key in own:
-            check_like(found[key], own[key], f"{path}[{key!r}]", remedy)
-    elif isinstance(own, Tensor):
-        fits = isinstance(found, Tensor) and found.is_floating_point() and found.shape == own.shape
-        if not fits or not bool(found.isfinite().all()):
-            wanted = f"a floating-point tensor of shape {tuple(own.shape)} without NaN or inf"
-            raise ValueError(f"{path} is {shown(found)}, wanted {wanted}; {remedy}.")
+            raise ValueError(f"{path} {differences[0]}: it is {shown(saved)}, wanted {shown(wanted)}; {remedy}.")
+        for key in wanted:
+            check_like(saved[key], wanted[key], f"{path}[{key!r}]", remedy)
+    elif isinstance(wanted, Tensor):
+        fits = isinstance(saved, Tensor) and saved.is_floating_point() and saved.shape == wanted.shape
+        if not fits or not bool(saved.isfinite().all()):
+            form = f"a floating-point tensor of shape {tuple(wanted.shape)} without NaN or inf"
+            raise ValueError(f"{path} is {shown(saved)}, wanted {form}; {remedy}.")
     else:
-        whole = isinstance(own, int)
+        whole = isinstance(wanted, int)
         kind = int if whole else (int, float)
-        if isinstance(found, bool) or not isinstance(found, kind) or not 0 <= found < math.inf:
-            wanted = f"{'an integer' if whole else 'a finite number'} of at least 0"
-            raise ValueError(f"{path} is {shown(found)}, wanted {wanted}; {remedy}.")
+        if isinstance(saved, bool) or not isinstance(saved, kind) or not 0 <= saved < math.inf:
+            form = f"{'an integer' if whole else 'a finite number'} of at least 0"
+            raise ValueError(f"{path} is {shown(saved)}, wanted {form}; {remedy}.")
 
 
 def shown(value: Any) -> str:
-    """Say in a few words what a value is."""
+    """Describe a value in a few words."""
     if isinstance(value, Tensor):
         poisoned = value.is_floating_point() and not bool(value.isfinite().all())
         return f"a {value.dtype} tensor of shape {tuple(value.shape)}" + " with NaN or inf" * poisoned
@@ -98,3 +100,15 @@ def shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of {len(value)}"
     return f"{repr(value)[:60]} ({type(value).__name__})"
+
+
+#: This package, and torch, whose decorators and compiled code call it.
+_INSIDE = ("adiv_optim.", "torch.")
+
+
+def warn(message: str) -> None:
+    """Give a UserWarning for the line outside of this package and of torch that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)

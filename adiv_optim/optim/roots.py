@@ -1,20 +1,45 @@
-"""Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
+"""Strips of symmetric matrices, and inverse roots of such: whole, or as far as they differ from c times the identity.
 
-from collections.abc import Sequence
+XᵀX is symmetric: strips of rows from the diagonal on are little more than half of it.
+"""
+
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import host
-from .grams import joined, strips_of
+from .. import _device
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
 
-#: What products of float32 numbers may be off by where torch.set_float32_matmul_precision lets a GPU round them.
+#: The error of products of float32 numbers where torch.set_float32_matmul_precision lets a GPU round them.
 _TF32 = 2**-11
+
+#: How many rows are one strip.
+STRIP = 64
+
+
+def strips_of(size: int) -> list[tuple[int, int]]:
+    """Return first and last row of the strips of a matrix, nearly equal."""
+    count = max(1, size // STRIP)
+    return list(pairwise(size * k // count for k in range(count + 1)))
+
+
+def joined(strips: Iterable[Tensor]) -> Tensor:
+    """Return the symmetric matrix of strips, each of shape (…, rows, columns from the diagonal on)."""
+    first, *others = strips
+    matrix = first.new_empty(*first.shape[:-2], first.shape[-1], first.shape[-1])
+    start = 0
+    for strip in (first, *others):
+        end = start + strip.shape[-2]
+        matrix[..., start:end, start:] = strip
+        matrix[..., start:, start:end] = strip.mT
+        start = end
+    return matrix
 
 
 class NoRootError(ArithmeticError):
@@ -22,21 +47,21 @@ class NoRootError(ArithmeticError):
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a symmetric matrix; a NoRootError where float64 finds none either, as with NaN.
+    """Return eigenvalues and eigenvectors of a symmetric matrix; a NoRootError where float64 has none, as with NaN.
 
     LAPACK's float32 eigh fails to converge on some matrices with many eigenvalues in one place, such as the covariance
     of inputs that are mostly zero. A multiple of the identity on top, far above rounding, prevents most of it.
     """
     for work in (matrix,) if matrix.dtype == torch.float64 else (matrix, None):
         try:
-            values, vectors = torch.linalg.eigh(host.double(matrix) if work is None else work)
+            values, vectors = torch.linalg.eigh(_device.to_float64(matrix) if work is None else work)
         except torch.linalg.LinAlgError:
             continue
         except RuntimeError as error:
-            if not str(error).startswith("cusolver error"):  # most of what cuSOLVER fails by is no LinAlgError
+            if not str(error).startswith("cusolver error"):  # few errors of cuSOLVER are LinAlgErrors
                 raise
             continue
-        if all(host.read(_finite(values), _finite(vectors))):
+        if all(_device.read(_finite(values), _finite(vectors))):
             return values.to(matrix), vectors.to(matrix)
     raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
 
@@ -47,25 +72,25 @@ def _finite(tensor: Tensor) -> Tensor:
 
 
 def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tensor:
-    r""":math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
+    r"""Return :math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
 
     By eigenvalues; in float64 where `condition`, an upper bound of the condition number of A + λI, is large, or columns
     are far apart in scale. A column that is 0 off A's diagonal, as of an
-    input that is always 0, is exactly so in the root: rounding there would make a gradient of what has none.
+    input that is always 0, is exactly so in the root: rounding there would make a gradient where there is none.
     """
     variances = matrix.diagonal(dim1=-2, dim2=-1)
     least = torch.where(variances > 0, variances, torch.inf).amin(-1)
-    precise = condition > _MODERATE or any(host.read((variances.amax(-1) > _MODERATE * least).any()))
+    precise = condition > _MODERATE or any(_device.read((variances.amax(-1) > _MODERATE * least).any()))
     # Entries near 1: squares of large inputs would leave float32's range on the way.
     level = variances.mean(-1) + ridge
-    shifted = host.double(matrix) if precise else matrix
+    shifted = _device.to_float64(matrix) if precise else matrix
     shifted = shifted / level[..., None, None].to(shifted.device)
     shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None].to(shifted.device))
     values, vectors = eigh(shifted)
     half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
-    found = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
-    inverse = found.div_(level[..., None, None].to(found).sqrt()).to(matrix)
-    if not all(host.read(_finite(inverse))):
+    product = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
+    inverse = product.div_(level[..., None, None].to(product).sqrt()).to(matrix)
+    if not all(_device.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     alone = (matrix != 0).sum(-1) == (variances != 0)
     inverse.masked_fill_(alone[..., None] | alone[..., None, :], 0.0)
@@ -75,24 +100,8 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     return inverse
 
 
-def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
-    """(A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
-    # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
-    level = host.double(level)[..., None, None]
-    work = host.double(matrix) / level
-    work.diagonal(dim1=-2, dim2=-1).add_(damping)
-    factor, failed = torch.linalg.cholesky_ex(work)
-    # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
-    identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
-    factor = torch.where((failed == 0)[..., None, None], factor, identity)
-    inverse = (torch.cholesky_inverse(factor) / level).to(matrix)
-    if not all(host.read((failed == 0).all(), inverse.isfinite().all())):
-        raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
-    return inverse
-
-
 def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the eigenvalues and eigenvectors of what S = AU tells of A; the columns of U are orthonormal.
+    r"""Return the eigenvalues and eigenvectors of A as far as S = AU tells; the columns of U are orthonormal.
 
     .. math:: A \approx S (U^\top S)^{-1} S^\top = U' \Lambda U'^\top
 
@@ -108,8 +117,8 @@ def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Te
     factor = torch.full_like(inner, torch.nan)
     for rounding in (_TF32, torch.finfo(inner.dtype).eps):
         small = 10 * rounding * (1 + inner.diagonal(dim1=-2, dim2=-1).sum(-1))
-        found, failed = torch.linalg.cholesky_ex((inner + inner.mT) / 2 + small[..., None, None] * identity)
-        factor = torch.where((failed == 0)[..., None, None], found, factor)
+        triangle, failed = torch.linalg.cholesky_ex((inner + inner.mT) / 2 + small[..., None, None] * identity)
+        factor = torch.where((failed == 0)[..., None, None], triangle, factor)
     orthonormal, rest = torch.linalg.qr(sketch)
     half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
     # Shifted by the mean eigenvalue, for `eigh`: small eigenvalues lose digits by it, which large ones do not need.
@@ -149,11 +158,11 @@ class Whole:
     @cached_property
     def inverse(self) -> "Whole":
         """M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
-        return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
+        return Whole(torch.linalg.inv_ex(_device.to_float64(self.matrix)).inverse.to(self.matrix))
 
 
 class LowRank:
-    """M = c I + U diag(s) Uᵀ, c being `level`, of shape (…), or a number, which costs no pass of its own."""
+    """M = c I + U diag(s) Uᵀ, c being `level`, of shape (…), or a number, which costs no further pass."""
 
     def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
         self.level, self.vectors, self.weights = level, vectors, weights
@@ -193,7 +202,7 @@ class Scales:
     """A diagonal M, for one parameter: positive factors d, e, … that broadcast to a view of it and multiply it.
 
     Args:
-        factors: numbers or tensors; of a sharded parameter about the part that is held here.
+        factors: numbers or tensors; of a sharded parameter about the part of this process.
         shape: of the view; None is the parameter's own.
     """
 
@@ -221,7 +230,7 @@ class Scales:
         return Scales([1 / factor for factor in self.factors], self.shape)
 
 
-#: What [W, b] is multiplied with from the right.
+#: A matrix that [W, b] is multiplied with from the right.
 Factor = Whole | LowRank | Scales
 
 
@@ -235,7 +244,7 @@ def stacked(factors: Sequence[Any]) -> Any:
 
 
 def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge: Tensor) -> LowRank:
-    r"""The inverse root of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
+    r"""Return the inverse root of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
 
     .. math:: (A + \lambda I)^{-1/2} \approx (\tau + \lambda)^{-1/2} I
               + U \left( (\Lambda + \lambda)^{-1/2} - (\tau + \lambda)^{-1/2} \right) U^\top
@@ -244,7 +253,7 @@ def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge:
     level = (((trace - values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
     weights = (values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
     weights = torch.where(values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
-    finite, *first = host.read((level.sum() + weights.sum()).isfinite(), level)
+    finite, *first = _device.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
         raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
     return LowRank(level if level.numel() > 1 else first[0], vectors, weights)

@@ -12,22 +12,22 @@ Group = Any
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, to be read or written: all of it where it is not sharded."""
+    """Return the part of a tensor that this process holds, to be read or written: all of it where it is not sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, gathered from every process that holds a part of it."""
+    """Return all of a tensor, gathered from every process that holds a part of it."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def addresses(parameters: Iterable[Parameter]) -> list[tuple[int, int, torch.Size, bool]]:
-    """For each parameter its id, where its memory begins, its shape and whether it trains: equal until one changes."""
+    """Return of each parameter its id, address, shape and whether it trains: equal until one of them changes."""
     return [(id(p), address(p), p.shape, p.requires_grad) for p in parameters]
 
 
 def address(parameter: Parameter) -> int:
-    """Where its memory begins; 0 of what has no memory of its own, as on the meta device. Every step asks for it."""
+    """Return where its memory begins; 0 if it has none of its own, as on the meta device. Every step asks for it."""
     part: torch.Tensor = parameter
     if type(part) is not Parameter:  # to_local() would take longer than all else that is asked
         part = getattr(parameter, "_local_tensor", parameter)
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(tensor: Any) -> Cut | None:
-    """Where a tensor is sharded, if `why_not_one_cut` has nothing to say; None where this process holds it all."""
+    """Return where a tensor is sharded, if `why_not_one_cut` is empty; None where this process holds it all."""
     for place, placement in enumerate(getattr(tensor, "placements", ())):
         if placement.is_shard():
             mesh, size = tensor.device_mesh, tensor.shape[placement.dim]
@@ -64,10 +64,10 @@ def why_not_one_cut(tensor: Any) -> str:
     return "" if all(type(placement).__name__ == "Shard" for placement in cuts) else "not cut into pieces in order"
 
 
-def held(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[tuple[int, ...], list[Tensor]]:
-    """A shape to view this process's part of a tensor in, and the parts of `ends` that broadcast to it.
+def local_view(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[tuple[int, ...], list[Tensor]]:
+    """Return a shape to view this process's part of a tensor in, and the parts of `ends` that broadcast to it.
 
-    `shape` is what the whole tensor is viewed as, and only splits its first dimension.
+    The whole tensor is viewed in `shape`, which only splits its first dimension.
     """
     cut = cut_of(tensor)
     if cut is None:
@@ -75,7 +75,7 @@ def held(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[t
     parts = []
     for end in ends:
         part = end.view((1,) * (len(shape) - end.dim()) + end.shape)
-        if split := len(shape) - tensor.dim():  # rows are cut anywhere within what the first dimension was split into
+        if split := len(shape) - tensor.dim():  # rows are cut anywhere within the split first dimension
             part = part.expand(*shape[: split + 1], *part.shape[split + 1 :]).flatten(0, split)
         if part.shape[cut.dim] > 1:
             part = part.narrow(cut.dim, cut.start, local(tensor).shape[cut.dim])
@@ -96,36 +96,36 @@ def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
 
 
 def add_up_shards(parts: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Add up what processes have found of their shards of tensors, pairs of both, in place; others stay as they are."""
+    """Add up sums over shards, given as (sharded tensor, sum), over the processes that hold it; other sums stay."""
     by_group: dict[Group, list[Tensor]] = {}
-    for tensor, found in parts:
+    for tensor, total in parts:
         if (cut := cut_of(tensor)) is not None:
-            by_group.setdefault(cut.group, []).append(found)
-    for group, every in by_group.items():
-        add_up(every, group)
+            by_group.setdefault(cut.group, []).append(total)
+    for group, totals in by_group.items():
+        add_up(totals, group)
 
 
 class DataParallelGroup:
     """The processes whose rows count together.
 
     Args:
-        what: whose errors these are.
+        name: whose errors these are.
         group: a ProcessGroup, a DeviceMesh of one dimension, or None for the default group.
 
     Raises:
         ValueError: a mesh of several dimensions, or a group that this process is not in.
     """
 
-    def __init__(self, what: str, group: Any) -> None:
+    def __init__(self, name: str, group: Any) -> None:
         self.given = group
         if getattr(group, "ndim", 1) != 1:
             raise ValueError(
-                f"{what}: process_group is a mesh of {group.ndim} dimensions; choose one, mesh['data'], or give the "
+                f"{name}: process_group is a mesh of {group.ndim} dimensions; choose one, mesh['data'], or give the "
                 "group of several, mesh['replicate', 'shard']._flatten()."
             )
         if group is not None and distributed.get_rank(self.group) < 0:
             raise ValueError(
-                f"{what}: rank {distributed.get_rank()} is not in process_group; give each process the group that it "
+                f"{name}: rank {distributed.get_rank()} is not in process_group; give each process the group that it "
                 "is itself in, whose processes train the same layers."
             )
 
@@ -136,7 +136,7 @@ class DataParallelGroup:
 
     @property
     def several(self) -> bool:
-        """Whether there are others to add up with."""
+        """Whether there are other processes."""
         return distributed.is_available() and distributed.is_initialized()
 
     def __repr__(self) -> str:

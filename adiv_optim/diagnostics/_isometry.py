@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..activations import Activation, gaussian_moments
+from .._device import at_least_float32
+from .activations import Activation, gaussian_moments
 
 #: Of two equal samples rounding leaves a share of the second, once the first is projected out: in Gram matrices by
 #: matrix product at most this many ε, as measured.
@@ -78,7 +79,7 @@ def isometry_gap(gram: Tensor) -> Tensor:
 def _checked(gram: Tensor) -> Tensor:
     if gram.dim() < 2 or gram.shape[-1] != gram.shape[-2]:
         raise ValueError(f"gram has shape {tuple(gram.shape)}; it must be (..., n, n), as of x @ x.mT.")
-    return gram.to(torch.promote_types(gram.dtype, torch.float32))
+    return at_least_float32(gram)
 
 
 def _is_singular(gram: Tensor) -> Tensor:

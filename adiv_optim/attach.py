@@ -9,11 +9,11 @@ from collections.abc import Container, Iterable, Mapping
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..corrections import Correction, check_correction
-from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
-from .coverage import UNCALLED, Coverage, warn
-from .layers import CORRECTED, PLAIN, Corrected, name_of, swapped, why_unknown_rows
-from .reports import without_frozen_or_skipped
+from ._checks import warn
+from .corrections import Correction, check_correction
+from .rows.coverage import UNCALLED, Coverage
+from .rows.layers import CORRECTED, PLAIN, Corrected, name_of, why_unknown_rows
+from .rows.models import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
 
 
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
@@ -84,7 +84,7 @@ def extend(
     model: nn.Module, correction: Correction, parameters: Iterable[Tensor], *, skip: Skip = (), strict: bool = False
 ) -> None:
     """Put a model's correction on layers that came after `attach`: those that hold some of these parameters."""
-    added, skipped = set(map(id, parameters)), named_in_skip(model, skip, gone=True)
+    added, skipped = set(map(id, parameters)), named_in_skip(model, skip, may_be_missing=True)
     refuse_lazy("attach", model, skipped)
     layers = {
         path: layer
@@ -113,7 +113,7 @@ def _correctable(model: nn.Module, skipped: Container[nn.Module]) -> dict[str, n
 def _put(correction: Correction, layers: Mapping[str, nn.Module]) -> None:
     for path, module in layers.items():
         module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
-        module.__class__ = swapped(type(module), CORRECTED)
+        module.__class__ = _swapped(type(module), CORRECTED)
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -124,7 +124,7 @@ def detach(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         if isinstance(module, Corrected):
-            module.__class__ = swapped(type(module), PLAIN)
+            module.__class__ = _swapped(type(module), PLAIN)
             del module._correction, module._label, module._ran
     return model
 
@@ -161,7 +161,7 @@ def coverage(model: nn.Module) -> Coverage:
 def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False) -> Coverage:
     """Return the `coverage` of the model's corrections, without skipped modules, whatever wrappers there are.
 
-    `trained` says that a backward has come since, which is known of itself where a layer has run.
+    `trained` says that a backward has come since; where a layer has run it has.
     """
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
     for path, owner in layers_of(model).items():
@@ -214,7 +214,7 @@ def _warn_of_reach(model: nn.Module, coverage: Coverage) -> None:
     """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    coverage = without_frozen_or_skipped(coverage)
+    coverage = coverage.without_frozen_or_skipped()
     if coverage.elements and coverage.element_share < 0.5:
         warn(
             f"the correction reaches {coverage.element_share:.1%} of {sum(coverage.elements.values()):,} trainable "
@@ -222,3 +222,24 @@ def _warn_of_reach(model: nn.Module, coverage: Coverage) -> None:
             f"{', '.join(plain.__name__ for plain in CORRECTED)}, correct them by jacobian.backward, or name "
             "them in skip."
         )
+
+
+def _swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
+    """Return the class that stands for `cls` after the swap.
+
+    torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
+    a class is made anew over the replacement, and remembers the class that it stands for so that undoing is exact,
+    unless parametrizations, which are properties of the class, were added or removed since.
+    """
+    if cls in replacement:
+        return replacement[cls]
+    stands_for: type | None = cls.__dict__.get("_adiv_stands_for")
+    if stands_for is not None and _properties(stands_for) == _properties(cls):
+        return stands_for
+    namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
+    *before, below = cls.__bases__
+    return type(cls.__name__, (*before, _swapped(below, replacement)), {**namespace, "_adiv_stands_for": cls})
+
+
+def _properties(cls: type) -> dict[str, property]:
+    return {name: value for name, value in cls.__dict__.items() if isinstance(value, property)}

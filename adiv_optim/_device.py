@@ -1,4 +1,4 @@
-"""Numbers on the host, read with one wait for the device; and what a device does: precision, autocast, graphs."""
+"""Numbers on the host, read with one wait for the device; and the ways of a device: precision, autocast, graphs."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: One for all calls: to make it costs a small layer something.
+#: The same for all calls: to make a context costs a small layer something.
 _NO_CONTEXT = nullcontext()
 
 
 def read(*tensors: Tensor) -> list[float]:
-    """All numbers of small tensors, one after another; the host waits for the device once.
+    """Return all numbers of small tensors, one after another; the host waits for the device once.
 
     Raises:
         NotImplementedError: a tensor on the meta device.
@@ -26,28 +26,33 @@ def read(*tensors: Tensor) -> list[float]:
     return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
 
 
-def wide(tensor: Tensor) -> torch.dtype:
-    """A tensor's precision, and float32 at least: that of what is made of it."""
+def wide_dtype(tensor: Tensor) -> torch.dtype:
+    """Return a tensor's precision, and float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def widest(device: torch.device) -> torch.dtype:
-    """The most precise numbers that a device has."""
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor in its precision, and in float32 at least."""
+    return tensor.to(wide_dtype(tensor))
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype of the most precise numbers that a device has."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def with_float64(device: torch.device) -> torch.device:
-    """The device, or the CPU in the place of one that has no float64."""
-    return device if widest(device) == torch.float64 else torch.device("cpu")
+    """Return the device, or the CPU where it has no float64."""
+    return device if widest_dtype(device) == torch.float64 else torch.device("cpu")
 
 
-def double(tensor: Tensor) -> Tensor:
-    """A tensor in float64, on the CPU if its device has none."""
+def to_float64(tensor: Tensor) -> Tensor:
+    """Return a tensor in float64, on the CPU if its device has none."""
     return tensor.to(with_float64(tensor.device), torch.float64)
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context that autocast does not reach into; it knows no meta device.
+    """Return a context without autocast, which knows no meta device.
 
     The backward pass needs it too: torch.compile traces that under the autocast of the forward pass.
     """
@@ -56,7 +61,7 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
-    """Raise while a CUDA graph, or an XPU's, is being captured: a replay would not do what Python does."""
+    """Raise while a CUDA graph, or an XPU's, is being captured: a replay would not run Python."""
     if tensor.is_cpu or torch.compiler.is_compiling():
         return
     capturing = getattr(getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None)

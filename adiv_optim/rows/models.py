@@ -1,4 +1,4 @@
-"""Checks that a model is not lazy, sharded or attached twice; which of its layers are skipped, or never called."""
+"""Layers within a model: paths, those that `skip` names or that are never called; refusals of lazy and sharded ones."""
 
 from collections.abc import Collection, Container, Iterable, Mapping
 
@@ -7,22 +7,19 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .._linalg.shards import address, local
+from .._distributed import address, local
 from .layers import Corrected, plain_type
 
 #: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
 _BYPASSING: tuple[type[nn.Module], ...] = tuple(
     getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
 )
-
-
 #: Paths of modules, each with all below it, and module types.
 Skip = Iterable[str | type[nn.Module]]
-#: Why their parameters take the plain step.
+#: Why parameters of skipped modules take the plain step.
 NAMED = "named in skip"
 #: How the reason begins why a parameter takes the plain step that shares memory with another.
 SHARED_MEMORY = "it shares its memory with"
-
 #: The remedy where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
@@ -56,10 +53,11 @@ def bypassed(model: nn.Module) -> dict[nn.Module, str]:
     }
 
 
-def named_in_skip(model: nn.Module, skip: Skip, *, gone: bool = False) -> set[nn.Module]:
-    """The modules that `skip` names, and all below them.
+def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False) -> set[nn.Module]:
+    """Return the modules that `skip` names, and all below them.
 
-    A ValueError where the model has none of that name, unless they may be `gone` since.
+    Raises:
+        ValueError: the model has none of that name, and it is not said that they `may_be_missing`.
     """
     if isinstance(skip, str):
         raise TypeError(f"skip is the string {skip!r}; pass a list of paths or types: skip=[{skip!r}].")
@@ -70,7 +68,7 @@ def named_in_skip(model: nn.Module, skip: Skip, *, gone: bool = False) -> set[nn
             roots = [module for module in modules.values() if isinstance(module, entry)]
         else:
             roots = [module for path, module in modules.items() if path == entry]
-        if not roots and not gone:
+        if not roots and not may_be_missing:
             raise no_such_module("skip", entry, modules)
         skipped.update(module for root in roots for module in root.modules())
     return skipped
@@ -83,9 +81,9 @@ def no_such_module(argument: str, entry: object, paths: Collection[str]) -> Valu
 
 
 def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
-    """By its id, each parameter that may have an element in common with another one, and why its step is plain.
+    """Map the id of each parameter that may share elements with another to why its step is plain.
 
-    A decoder whose `weight.data` is the encoder's, transposed, is one. To map both would map that element twice. The
+    Such is a decoder whose `weight.data` is the encoder's, transposed: to map both would map the elements twice. The
     ranges of addresses decide, so that interleaved columns of one matrix count as well.
     """
     spans: list[tuple[torch.device, int, int, str]] = []
@@ -128,7 +126,7 @@ def refuse_attached(where: str, model: nn.Module, remedy: str) -> None:
 
 
 def refuse_sharded(caller: str, model: nn.Module, remedy: str, *, only_flat: bool = False) -> None:
-    """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights.
+    """Raise a ValueError if a part of `model` is sharded, so that no process has all of its weights.
 
     `only_flat` is for callers that work on rows: it refuses only parameters that FSDP1 has flattened.
     """

@@ -1,4 +1,4 @@
-"""From a layer and its input to the rows that its weight multiplies, and from the weight to the matrix that does."""
+"""The rows that a layer's weight multiplies, read off its input; and the weight as the matrix that multiplies them."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from ..functional.patches import Geometry, Patches
 
 
 def steps_of(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.Steps]:
-    """The input of a convolution, padded where zeros would not do, and the steps over it."""
+    """Return the input of a convolution, padded where zeros would not do, and the steps over it."""
     padding = layer.padding
     if layer.padding_mode != "zeros":
         input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), 0
@@ -25,7 +25,7 @@ def steps_of(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.Steps]:
 
 
 def patches_of(layer: Any, input: Tensor) -> Patches:
-    """The rows that a layer reads.
+    """Return the rows that a layer reads.
 
     A layer of any class may have a method `input_rows(input)`, which returns the factors of its weight,
     (…, in_features).
@@ -41,7 +41,7 @@ def patches_of(layer: Any, input: Tensor) -> Patches:
 def rows_of(
     layer: nn.Module, input: Tensor, grad_output: Tensor, needs_weight: bool, needs_bias: bool
 ) -> LinearRows | ConvRows:
-    """The rows of a call with their output gradients, as a correction sees them; one or more groups in front."""
+    """Return the rows of a call with their output gradients, as a correction sees them; groups in front."""
     patches = patches_of(layer, input)
     if not patches.kernel:
         rows, grad_rows = patches.input.unsqueeze(0), _as_rows(grad_output).unsqueeze(0)
@@ -60,14 +60,14 @@ def _as_rows(tensor: Tensor) -> Tensor:
 def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
     """Return a layer's input, without the transforms of torch.func and forward-mode AD that it is called within.
 
-    Call it outside of them (`temporarily_clear_interpreter_stack`), as all that is done with the result.
+    Call it outside of them (`outside_transforms`), as every function of the result.
 
     Raises:
         RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
     """
     weight: Any = module.weight
     if _functorch.is_batchedtensor(weight):
-        raise _mapped(name, "this weight")
+        raise _no_rows(name, "this weight")
     if not _functorch.is_functorch_wrapped_tensor(input):
         # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
         return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
@@ -82,14 +82,14 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
     dims = list(range(mapped.dim()))
     mapped = mapped.permute(*[dims.pop(place) for place in reversed(places)], *dims)
     if hasattr(module, "input_rows"):
-        raise _mapped(name, "the argument of input_rows")
-    if isinstance(module, _ConvNd):  # all that is mapped over is one dimension of samples
+        raise _no_rows(name, "the argument of input_rows")
+    if isinstance(module, _ConvNd):  # the mapped dimensions become one of samples
         channels = len(module.kernel_size) + 1
         mapped = mapped.flatten(0, mapped.dim() - channels - 1)
     return mapped.detach()
 
 
-def _mapped(name: str, tensor: str) -> RuntimeError:
+def _no_rows(name: str, tensor: str) -> RuntimeError:
     return RuntimeError(
         f"{name}: vmap maps over {tensor}, so that the rows of its layer cannot be told; detach() the optimizer first, "
         "or call the model without vmap."
@@ -97,7 +97,7 @@ def _mapped(name: str, tensor: str) -> RuntimeError:
 
 
 def as_matrices(part: Tensor, transposed: bool, groups: int, count: int = 1) -> Tensor:
-    """A weight as (count × groups, outputs, features), a bias as (count × groups, outputs, 1).
+    """Return a weight as (count × groups, outputs, features), a bias as (count × groups, outputs, 1).
 
     Of several such parts in one tensor the first dimension counts them. A view, where the memory allows one. For
     `transposed` and `groups` see `Layout`.
@@ -109,7 +109,7 @@ def as_matrices(part: Tensor, transposed: bool, groups: int, count: int = 1) -> 
 
 
 def from_matrices(matrices: Tensor, transposed: bool, shape: tuple[int, ...], count: int = 1) -> Tensor:
-    """The inverse of `as_matrices`: each part in a shape; the dtype stays."""
+    """Return each part in its shape again: the inverse of `as_matrices`; the dtype stays."""
     if len(shape) == 2 and transposed:
         matrices = matrices.mT
     return matrices.reshape((count, *shape) if count > 1 else shape)

@@ -1,6 +1,6 @@
-"""The layers that stand in for torch's while a correction is attached.
+"""The layers whose rows are known, the corrected layers that `attach` puts in their place, and how weights lie.
 
-They can be imported by name, so pickling and copying an attached model work.
+Corrected layers can be imported by name, so pickling and copying an attached model work.
 """
 
 import importlib
@@ -15,11 +15,11 @@ from .._torch import plain_tensor
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
-from .rows import as_matrices, steps_of
+from .matrices import as_matrices, steps_of
 
 
 class Corrected:
-    """The base of every swapped layer; all its state is these entries of the instance's __dict__."""
+    """The base of every corrected layer; all its state is these entries of the instance's __dict__."""
 
     _correction: Correction
     _label: str  # for error messages: the layer's path in the model
@@ -45,7 +45,7 @@ class Corrected:
         )
 
     def extra_repr(self) -> str:
-        """Return the plain layer's own line, and the correction."""
+        """Return the line of the plain layer, and the correction."""
         return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
 
 
@@ -77,7 +77,7 @@ class CorrectedTransposed(Corrected):
 
 
 class CorrectedConv(Corrected):
-    """The base of the swapped convolutions."""
+    """The base of the corrected convolutions."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         plain = plain_tensor(input)
@@ -125,7 +125,7 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
     Example:
         >>> from torch import nn
         >>> from adiv_optim import Proportional, attach
-        >>> from adiv_optim.attach import CorrectedLinear, register
+        >>> from adiv_optim.rows import CorrectedLinear, register
         >>> class Head(nn.Linear):
         ...     "A linear layer by another name."
         >>> class CorrectedHead(CorrectedLinear, Head):
@@ -165,11 +165,11 @@ class Layout(NamedTuple):
         return cls(transposed, int(getattr(module, "groups", 1)))
 
     def features(self, weight: Tensor) -> int:
-        """How many features a row of the layer has, as far as this process holds them."""
+        """Return how many features a row of the layer has on this process."""
         return len(weight) if self.transposed else weight.shape[1:].numel()
 
     def stacked(self, part: Tensor) -> Tensor:
-        """A weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `rows.as_matrices`."""
+        """Return a weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `as_matrices`."""
         return as_matrices(part, self.transposed, self.groups)
 
 
@@ -194,31 +194,10 @@ def why_unknown_rows(layer: nn.Module) -> str:
 
 
 def is_torchs(kind: type) -> bool:
-    """Whether a class is torch's own."""
+    """Whether a class is torch's."""
     return kind.__module__.startswith("torch.")
 
 
 def name_of(kind: type) -> str:
     """Return a class's name: the whole of it but for torch's, since other packages call their layers the same."""
     return kind.__name__ if is_torchs(kind) else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
-    """Return the class that stands for `cls` after the swap.
-
-    torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
-    a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact, unless
-    parametrizations, which are properties of the class, have come or gone since.
-    """
-    if cls in replacement:
-        return replacement[cls]
-    stands_for: type | None = cls.__dict__.get("_adiv_stands_for")
-    if stands_for is not None and _properties(stands_for) == _properties(cls):
-        return stands_for
-    namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
-    *before, below = cls.__bases__
-    return type(cls.__name__, (*before, swapped(below, replacement)), {**namespace, "_adiv_stands_for": cls})
-
-
-def _properties(cls: type) -> dict[str, property]:
-    return {name: value for name, value in cls.__dict__.items() if isinstance(value, property)}

@@ -3,15 +3,8 @@
 import pytest
 import torch
 
-from adiv_optim._linalg import roots
-from adiv_optim._linalg.roots import (
-    LowRank,
-    NoRootError,
-    Whole,
-    inverse_root,
-    low_rank_inverse_root,
-    subspace_iteration,
-)
+from adiv_optim.optim import roots
+from adiv_optim.optim.roots import LowRank, NoRootError, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adiv_optim._linalg.roots import NoRootError, Whole, eigh, inverse_root, subspace_iteration
+from adiv_optim.optim.roots import NoRootError, Whole, eigh, inverse_root, subspace_iteration
 from tests.helpers.cases import relative_error
 
 

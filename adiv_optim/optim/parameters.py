@@ -1,17 +1,21 @@
-"""The report of a wrapper on the parameters that its optimizer trains."""
+"""An optimizer and a model: whether its parameters are the model's, and a report on each of them."""
+
+from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from .checks import NAMED
-from .coverage import Coverage
+from ..corrections import Correction
+from ..rows.coverage import Coverage
 
+_ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
 OUTSIDE = "no parameter of the model that was wrapped"
 
 
-def held_by(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
-    """The optimizer's parameters by their names in the model, then others by their places in its groups."""
+def names_and_parameters(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the optimizer's parameters by their names in the model, then others by their places in its groups."""
     every = {
         id(p): (f"param_groups[{number}]['params'][{place}]", p)
         for number, group in enumerate(optimizer.param_groups)
@@ -19,14 +23,6 @@ def held_by(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
     }
     of_model = {name: p for name, p in model.named_parameters() if every.pop(id(p), None)}
     return {**of_model, **dict(every.values())}
-
-
-def without_frozen_or_skipped(coverage: Coverage) -> Coverage:
-    """Leave out parameters that are frozen or named in skip; those that wait count as treated."""
-    why, every = coverage.skipped, coverage.elements
-    elements = {name: size for name, size in every.items() if why.get(name) not in ("frozen", NAMED)}
-    skipped = {name: reason for name, reason in why.items() if name in elements}
-    return Coverage({**coverage.treated, **coverage.never_seen}, skipped, elements=elements)
 
 
 def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: str) -> Coverage:
@@ -38,7 +34,7 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
         coverage: by names in the model.
         unknown: why other parameters of the model are plain.
     """
-    parameters = held_by(optimizer, model)
+    parameters = names_and_parameters(optimizer, model)
     of_model = {name for name, _ in model.named_parameters() if name in parameters}
     treated, never_seen = (
         {name: how for name, how in said.items() if name in of_model}
@@ -57,7 +53,7 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
 
 def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
     """Say that the optimizer's weights are no longer the model's, or if `starved` that none has had a gradient."""
-    of_optimizer = held_by(optimizer, model)
+    of_optimizer = names_and_parameters(optimizer, model)
     names = dict(model.named_parameters())
     replaced = [
         name for name, p in names.items() if name not in of_optimizer and p.grad is not None and p.requires_grad
@@ -75,3 +71,43 @@ def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved:
             "was wrapped, the optimizer's weights are no longer that model's. Build it from that one, and wrap again."
         )
     return ""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model itself, which DistributedDataParallel and torch.compile give other names."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        inside: Any = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+        model = inside
+    return model
+
+
+def check_model(name: str, model: nn.Module) -> None:
+    """Raise if `model` is none; `name` opens the message."""
+    if not isinstance(model, nn.Module):
+        order = f" {_ORDER}" * isinstance(model, (Optimizer, Correction))
+        raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
+
+
+def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
+    check_model(name, model)
+    in_groups = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    named = dict(model.named_parameters())
+    if not any(id(parameter) in in_groups for parameter in named.values()):
+        first = next(iter(named), "none")
+        raise ValueError(
+            f"{name}: none of the {len(in_groups)} tensors the optimizer holds is a parameter of the model "
+            f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
+            "parameters(), after any deepcopy that makes new ones."
+        )
+
+
+def no_optimizer(name: str, value: object) -> TypeError:
+    """Return the error for an argument that is no optimizer; `name` opens the message."""
+    if isinstance(value, nn.Module):
+        return TypeError(f"{name}:{_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
+    return TypeError(
+        f"{name} wraps a torch.optim.Optimizer, found {type(value).__name__}; build the optimizer first: "
+        f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model). To code that calls a class with parameters and "
+        f"keywords, give a function: lambda parameters, lr: {name}(torch.optim.Adam(parameters, lr=lr), model)."
+    )

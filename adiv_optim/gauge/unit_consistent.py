@@ -8,26 +8,31 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import gauge as gauges
-from .._linalg import host
-from .._linalg.roots import Scales
-from .._linalg.shards import addresses, why_not_one_cut
-from ..attach.checks import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
-from ..attach.coverage import Coverage
-from .mapped import Mapped
-from .step import Stack
-from .wrapper import OURS, check_model, unwrapped
+from .. import _device
+from .._distributed import addresses, why_not_one_cut
+from ..optim.chart import Watching
+from ..optim.mapped import Mapped
+from ..optim.parameters import check_model, unwrapped
+from ..optim.roots import Scales
+from ..optim.step import Stack
+from ..optim.wrapper import OURS
+from ..rows.coverage import Coverage
+from ..rows.models import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
+from .gauges import Gauge, NetworkGauge
+from .graph import ChannelGraph, Factors
+from .network import network_scales
+from .tracing import trace
 
 
-class ChannelScales:
+class ChannelScales(Watching):
     """The scales of a model's channels, W = D W' E, measured by its weights; see `UnitConsistent` for the arguments."""
 
     #: No forward pass is watched.
     layers: Sequence[Any] = ()
 
-    def __init__(self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, skip: Skip) -> None:
+    def __init__(self, model: nn.Module, graph: ChannelGraph, gauge: Gauge, skip: Skip) -> None:
         self.model, self.graph, self.gauge, self.steps = model, graph, gauge, 0
-        #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
+        #: The optimizer's parameters: between a forward and its backward the modules of fully_shard hold others.
         self.parameters = dict(model.named_parameters())
         skipped = {id(parameter) for module in named_in_skip(model, skip) for parameter in module.parameters()}
         self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
@@ -35,17 +40,17 @@ class ChannelScales:
         self._addresses, self._overlaps = list[Any](), dict[int, str]()
         self.measurements = 0
         self._log_scales: Tensor | None = None
-        self._factors: dict[str, gauges.Factors] = {}
+        self._factors: dict[str, Factors] = {}
 
     def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
-        """Look which parameters share memory, if something has changed; which the optimizer holds is no matter."""
+        # Which parameters the optimizer holds is no matter; which of them share memory is.
         if (now := addresses(self.parameters.values())) == self._addresses:
             return False
         self._addresses, self._overlaps = now, overlaps(self.parameters)
         return True
 
     def stacks(self) -> list[Stack]:
-        """Return one for each parameter that has scales and a gradient, an old one of a frozen weight too."""
+        # A stack for each parameter that has scales and a gradient, an old one of a frozen weight too.
         if self.steps % self.gauge.every == 0 or not self._factors:
             self._measure()
         stacks = []
@@ -59,33 +64,27 @@ class ChannelScales:
                     "it in skip."
                 )
             # Scales keep their own precision: those of float16 weights may lie outside of float16's range.
-            factors, dtype = factors.of_shard(parameter), host.wide(parameter)
+            factors, dtype = factors.of_shard(parameter), _device.wide_dtype(parameter)
             scales = Scales([part.to(parameter.device, dtype) for part in (factors.d, factors.e)], factors.shape)
             stacks.append(Stack([parameter], [scales]))
         return stacks
 
     def shards(self) -> Collection[nn.Parameter]:
-        """No sums are made in a step."""
         return ()
 
     def count_step(self) -> None:
-        """Count a step."""
         self.steps += 1
 
     def why_inactive(self) -> str:
-        """Nothing: what is treated is known from the beginning."""
-        return ""
+        return ""  # the treated parameters are known from the beginning
 
     def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
-        self._log_scales = gauges.network_scales(
-            self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales
-        )
+        self._log_scales = network_scales(self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales)
         self.measurements += 1
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def coverage(self) -> Coverage:
-        """Say of every trainable parameter how it is treated, or why it is not."""
         treated, skipped = {}, {}
         how = self.gauge.treats(self.graph)
         for name, parameter in self.model.named_parameters():
@@ -110,33 +109,31 @@ class ChannelScales:
         return "not used by the traced call" if name in self.graph.outside else "not in the graph"
 
     def metrics(self) -> dict[str, float]:
-        """Return the range of the log-scales measured last, and how often they were measured."""
         if self._log_scales is None:
             return {}
-        found = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
+        metrics = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
         if self.graph.free:
-            found |= {"log_scale_min": float(self._log_scales.min()), "log_scale_max": float(self._log_scales.max())}
-        return found
+            metrics |= {"log_scale_min": float(self._log_scales.min()), "log_scale_max": float(self._log_scales.max())}
+        return metrics
 
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
-        """Return what resuming exactly needs: the scales in use, and the log-scales that the next ones are near."""
+        # The scales in use, and the log-scales that the next ones are near.
         device = next(iter(self.parameters.values())).device
-        none = torch.zeros(self.graph.free, dtype=host.widest(device), device=host.with_float64(device))
+        none = torch.zeros(self.graph.free, dtype=_device.widest_dtype(device), device=_device.with_float64(device))
         scales = none if self._log_scales is None else self._log_scales
         factors = self._factors or self.gauge.factors(self.graph, self.parameters, scales)
-        every, found = torch.cat([scales.new_zeros(1), scales]), dict[Tensor, dict[str, Any]]()
+        every, remembered = torch.cat([scales.new_zeros(1), scales]), dict[Tensor, dict[str, Any]]()
         for name, (_, d, e) in factors.items():
             plus, minus = (every[index] for index in self._ends(name, every))
-            found[self.parameters[name]] = {"d": d, "e": e, "plus": plus, "minus": minus}
-        return found
+            remembered[self.parameters[name]] = {"d": d, "e": e, "plus": plus, "minus": minus}
+        return remembered
 
     def _ends(self, name: str, scales: Tensor) -> list[Tensor]:
-        """Which channels a parameter's rows and columns are."""
+        """Return the channels of a parameter's rows and columns."""
         entry = self.graph.parameters[name]
         return [index.to(scales.device) for index in (entry.plus, entry.minus)]
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Take scales from a checkpoint, or measure anew where it has none."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._factors, self._log_scales = {}, None
         for parameter, entries in remembered.items():
@@ -149,7 +146,7 @@ class ChannelScales:
             for index, end in zip(self._ends(name, every), ("plus", "minus"), strict=True):
                 every[index] = entries[end]
             shape = self.graph.parameters[name].shape
-            self._factors[name] = gauges.Factors(shape, entries["d"].clone(), entries["e"].clone())
+            self._factors[name] = Factors(shape, entries["d"].clone(), entries["e"].clone())
 
 
 class UnitConsistent(Mapped):
@@ -168,15 +165,15 @@ class UnitConsistent(Mapped):
     coupled weight decay act on W'. The optimizer's state lives in canonical coordinates. Gradient clipping before the
     step acts on the plain gradient and breaks the equivalence. Running statistics of BatchNorm are left to the model.
 
-    `coverage()` says of each parameter what pins its scale; in a network of GELU, SiLU or Tanh alone every step is the
-    plain one.
+    `coverage()` says of each parameter why its scale is pinned; in a network of GELU, SiLU or Tanh alone every step is
+    the plain one.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
-        model: the model, or what DistributedDataParallel or torch.compile made of it. Parameters that the trace did
+        model: the model, also within DistributedDataParallel or torch.compile. Parameters that the trace did
             not meet, or that no scale touches, take the plain step.
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
-        example_input: what the model is called with, to trace it: a tensor, or a tuple of positional or a dict of
+        example_input: an input of the model, to trace it: a tensor, or a tuple of positional or a dict of
             keyword arguments. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already; needed of a sharded model, traced before it was sharded.
         skip: paths of modules and module types whose parameters take the plain step, as for `attach`. Their weights
@@ -186,7 +183,7 @@ class UnitConsistent(Mapped):
         TypeError: not an optimizer, LBFGS, or not a gauge.
         ValueError: neither example_input nor graph, a model that cannot be traced, parameters that FSDP1 has flattened
             or that are cut along two dimensions of a mesh, `skip` names none of the modules, or in `step` a weight that
-            holds NaN or inf; the weights are then what they were.
+            holds NaN or inf; the weights are then as they were.
 
     Example:
         >>> import torch
@@ -216,16 +213,16 @@ class UnitConsistent(Mapped):
         optimizer: Optimizer,
         model: nn.Module,
         *,
-        gauge: gauges.Gauge | None = None,
+        gauge: Gauge | None = None,
         example_input: Any = None,
-        graph: gauges.ChannelGraph | None = None,
+        graph: ChannelGraph | None = None,
         skip: Skip = (),
     ) -> None:
-        gauge = gauges.NetworkGauge() if gauge is None else gauge
-        if not isinstance(gauge, gauges.Gauge):
+        gauge = NetworkGauge() if gauge is None else gauge
+        if not isinstance(gauge, Gauge):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
         check_model("UnitConsistent", model)
-        model = unwrapped(model)  # torch.export cannot look into what is around it
+        model = unwrapped(model)  # torch.export cannot look into wrappers around it
         refuse_sharded("UnitConsistent", model, UNFLATTENED, only_flat=True)
         for name, parameter in model.named_parameters():
             if why := why_not_one_cut(parameter):
@@ -236,7 +233,7 @@ class UnitConsistent(Mapped):
         if graph is None:
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
-            graph = gauges.trace(model, example_input)
+            graph = trace(model, example_input)
         skip = skip if isinstance(skip, str) else tuple(skip)
         watch = partial(ChannelScales, graph=graph, gauge=gauge, skip=skip)
         super().__init__(optimizer, model, watch, {"gauge": gauge, "skip": skip})

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._linalg.limits import check_count
-from ...attach.checks import no_such_module
-from .._rows import evenly, to_float64
-from .gram import isometry_gap
+from .._checks import check_count
+from ..rows.models import no_such_module
+from ._isometry import isometry_gap
+from ._rows import evenly, to_float64
 
 
 def _null_if_infinite(value: Any) -> Any:

@@ -1,10 +1,10 @@
 """The parameters that a correction or a change of coordinates reaches, and why it does not reach the rest."""
 
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from .models import NAMED
 
 #: Why a parameter is plain whose layer would be treated, had it run.
 UNCALLED = "it has a gradient, but its layer was never called: another module uses its weight"
@@ -53,6 +53,12 @@ class Coverage:
         total = max(1, sum(self.elements.values()))
         return "; ".join(f"{why} ({size / total:.1%} of the elements)" for why, size in sizes.most_common(most))
 
+    def without_frozen_or_skipped(self) -> "Coverage":
+        """Leave out parameters that are frozen or named in skip; those that wait count as treated."""
+        elements = {n: size for n, size in self.elements.items() if self.skipped.get(n) not in ("frozen", NAMED)}
+        skipped = {name: reason for name, reason in self.skipped.items() if name in elements}
+        return Coverage({**self.treated, **self.never_seen}, skipped, elements=elements)
+
     def __str__(self) -> str:
         """Return the share, then one line per parameter."""
         state, counted = ("are treated", self.treated)
@@ -77,15 +83,3 @@ def uncalled_words(paths: Sequence[str], most: int = 4) -> str:
         f"{', '.join(paths[:most])}{more}: these have gradients, but their layers were never called. Another module "
         "uses their weights; name the layers in skip."
     )
-
-
-#: This package, and torch, whose decorators and compiled code call it.
-_INSIDE = ("adiv_optim.", "torch.")
-
-
-def warn(message: str) -> None:
-    """Give a UserWarning for the line outside of this package and of torch that led here."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
