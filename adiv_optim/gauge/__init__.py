@@ -1,4 +1,4 @@
-"""Rescalings of a network that its function does not see, and coordinates that they cannot touch."""
+"""Gauges: rescalings of hidden units that leave a network's function as it is, and steps that none of them changes."""
 
 from .backpropagation import UCBackpropagation, uc_backpropagation, uc_linear
 from .gauges import Gauge, LayerGauge, NetworkGauge, apply_gauge, canonical, random_gauge

@@ -157,7 +157,7 @@ class ChannelGraph:
         return self._factors(self.parameters, log_scales)
 
     def buffer_factors(self, log_scales: Tensor) -> dict[str, Factors]:
-        """Return the same for the running statistics: a mean moves by s, a variance by s²."""
+        """Return the same for the running statistics: means are multiplied by eˢ, variances by e²ˢ."""
         return self._factors(self.buffers, log_scales)
 
     def _factors(self, entries: dict[str, Entry], log_scales: Tensor) -> dict[str, Factors]:

@@ -1,4 +1,4 @@
-"""RZ scaling, and the adjoint and inverse of a matrix that rescaling its rows and columns cannot touch."""
+"""RZ scaling, W = D W′ E, by Rothblum and Zenios; the adjoint and inverse of a matrix that D and E cannot touch."""
 
 import math
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Parts of the wrappers that measure inputs: names, checks, words, numbers for loggers, rows by hand."""
+"""Parts that `Whitened`, `Preconditioned` and `InputScaled` share: checks, metrics, and rows that users count."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

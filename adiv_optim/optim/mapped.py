@@ -1,4 +1,4 @@
-"""The optimizer that steps on other variables than the weights; and how far the optimizer inside reads weights."""
+"""The base of wrappers whose inner optimizer steps on reparametrized weights; and whether that optimizer reads them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -91,11 +91,6 @@ class Mapped(OptimizerWrapper):
     def __getstate__(self) -> dict[str, Any]:
         """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "watch": self.watch, "_settings": self._settings}
-
-    @property
-    def detached(self) -> bool:
-        """Whether `detach` was called."""
-        return self.watch is None
 
     def settings(self) -> dict[str, Any]:
         return {"detached": True} if self.watch is None else self._settings

@@ -1,4 +1,4 @@
-"""The memory of a watch over layers in checkpoints, and its words on parameters."""
+"""Measured inputs of layers in checkpoints; and how coverage and warnings describe them."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

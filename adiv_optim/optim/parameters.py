@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from ..corrections import Correction
 from ..rows.coverage import Coverage
 
-_ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
+_ORDER = "These are the arguments in the wrong order: the optimizer comes first, then the model."
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
 OUTSIDE = "no parameter of the model that was wrapped"
 
@@ -105,7 +105,7 @@ def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> 
 def no_optimizer(name: str, value: object) -> TypeError:
     """Return the error for an argument that is no optimizer; `name` opens the message."""
     if isinstance(value, nn.Module):
-        return TypeError(f"{name}:{_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
+        return TypeError(f"{name}: {_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
     return TypeError(
         f"{name} wraps a torch.optim.Optimizer, found {type(value).__name__}; build the optimizer first: "
         f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model). To code that calls a class with parameters and "

@@ -1,4 +1,4 @@
-"""Optimizers that step where the inputs of every layer are white: their idea of a step, measured by activations."""
+"""The wrapper whose inner optimizer steps in coordinates where each layer's input covariance is the identity."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""The one contract all optimizers of this package share: to be the optimizer they wrap."""
+"""The base of all wrappers: parameter groups, state and hooks are those of the inner optimizer."""
 
 import sys
 from collections.abc import Callable

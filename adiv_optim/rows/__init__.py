@@ -1,4 +1,4 @@
-"""Layers whose rows are known: the rows that weights multiply, corrected layers, and which parameters are reached."""
+"""Layers whose rows, the input vectors that a weight multiplies, are known; their corrected forms; and coverage."""
 
 from .layers import CorrectedLinear, CorrectedTransposed, register
 
