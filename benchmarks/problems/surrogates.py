@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..train import NORMS, FieldRun, Problem, kind_of, perceptron
 
 #: Functions that train and test; points at which they are given; viscosity.
-TRAIN, TEST, POINTS, VISCOSITY = 200, 200, 128, 0.01
+TRAIN, TEST, POINTS, VISCOSITY = 1000, 200, 128, 0.003
 #: Of the operator: channels, Fourier modes, blocks, functions in a batch.
 CHANNELS, MODES, BLOCKS, BATCH = 32, 16, 4, 20
 #: Of a flow: coupling layers, units of both hidden layers, rows in a batch, rows that test.
@@ -27,7 +27,7 @@ COUPLINGS, HIDDEN, ROWS, TEST_ROWS = 8, 64, 256, 10000
 class SurrogateRun(FieldRun):
     """One operator or flow, by one seed."""
 
-    task: str = "burgers"
+    data_set: str = "burgers"
     spectral_rate: float | None = None  # of Fourier modes' weights, in learning rates of the rest
     start: str | None = None  # "zero": couplings begin as the identity
 
@@ -35,7 +35,7 @@ class SurrogateRun(FieldRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(("spectral_rate",), task=TASKS, start=(None, "zero"))
+        self.check(("spectral_rate",), data_set=TASKS, start=(None, "zero"))
 
 
 @cache
@@ -189,7 +189,7 @@ class Density(Problem):
     """The error is the mean negative logarithm of the density of rows that test, in nats."""
 
     def __init__(self, run: SurrogateRun) -> None:
-        self.run, self.draw, self.generator = run, DENSITIES[run.task], np.random.default_rng(run.seed)
+        self.run, self.draw, self.generator = run, DENSITIES[run.data_set], np.random.default_rng(run.seed)
         x = self.draw(self.generator, TEST_ROWS, False)
         self.mean, covariance = x.mean(0), np.cov(x.T)
         values, vectors = np.linalg.eigh(covariance)
@@ -221,4 +221,4 @@ class Density(Problem):
 
 
 TASKS = ("burgers", *DENSITIES)
-SURROGATES = kind_of(lambda run: Burgers(run) if run.task == "burgers" else Density(run))
+SURROGATES = kind_of(lambda run: Burgers(run) if run.data_set == "burgers" else Density(run))
