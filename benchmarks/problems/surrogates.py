@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,12 +29,13 @@ class SurrogateRun(FieldRun):
     data_set: str = "burgers"
     spectral_rate: float | None = None  # of Fourier modes' weights, in learning rates of the rest
     start: str | None = None  # "zero": couplings begin as the identity
+    longer: int | None = None  # steps in units of those of other arms
 
     norms = (*FieldRun.norms, "columns")  # whitened once, before training
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(("spectral_rate",), data_set=TASKS, start=(None, "zero"))
+        self.check(("spectral_rate",), data_set=DATA_SETS, start=(None, "zero"))
 
 
 @cache
@@ -105,7 +105,7 @@ class Operator(nn.Module):
 
 
 class Burgers(Problem):
-    """The error is the relative one of functions at time 1, a mean over those that test."""
+    """Functions at time 1 from those at time 0; the error is the relative one of functions at time 1, a mean over those that test."""
 
     def __init__(self, run: SurrogateRun) -> None:
         self.run, self.generator = run, torch.Generator().manual_seed(run.seed)
@@ -143,13 +143,13 @@ def _windows(are_to_test: bool) -> np.ndarray:
     """All grey squares of 8 × 8 pixels in two photographs: the left three quarters train, the rest tests."""
     parts = []
     for image in load_sample_images().images:
-        grey, edge = image.astype(float).mean(-1), 3 * image.shape[1] // 4
+        grey, edge = image.mean(-1).round().astype(np.uint8), 3 * image.shape[1] // 4
         parts.append(sliding_window_view(grey[:, edge:] if are_to_test else grey[:, :edge], (8, 8)).reshape(-1, 64))
     return np.concatenate(parts)
 
 
 def patches(generator: np.random.Generator, rows: int, are_to_test: bool) -> np.ndarray:
-    """Squares of pixels as those of BSDS300: with noise in place of rounding, less their mean, without the last pixel."""
+    """Squares as those of BSDS300: noise in place of rounding, the mean taken off, the last pixel left out."""
     every = _windows(are_to_test)
     x = every[generator.integers(len(every), size=rows)]
     x = (x + generator.uniform(size=x.shape)) / 256
@@ -220,5 +220,5 @@ class Density(Problem):
         return error
 
 
-TASKS = ("burgers", *DENSITIES)
+DATA_SETS = ("burgers", *DENSITIES)
 SURROGATES = kind_of(lambda run: Burgers(run) if run.data_set == "burgers" else Density(run))
