@@ -105,7 +105,7 @@ class Operator(nn.Module):
 
 
 class Burgers(Problem):
-    """Functions at time 1 from those at time 0; the error is the relative one of functions at time 1, a mean over those that test."""
+    """Functions at time 1 from those at time 0; the error is the relative one, a mean over functions that test."""
 
     def __init__(self, run: SurrogateRun) -> None:
         self.run, self.generator = run, torch.Generator().manual_seed(run.seed)
