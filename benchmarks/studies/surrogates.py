@@ -121,7 +121,8 @@ def _run(options: SurrogateOptions, store: Store) -> None:
 STUDIES = {
     "surrogates": Study(
         "a Fourier neural operator and RealNVP, by whitened optimizers and the plainest remedies", _run, report,
-        SurrogateOptions(), makes=[Recipe(0.4, options=("", "--data-sets moons --seeds 5"))], smoke="--trials 1 --steps 2 --data-sets moons",
+        SurrogateOptions(), makes=[Recipe(0.4, options=("", "--data-sets moons --seeds 5"))],
+        smoke="--trials 1 --steps 2 --data-sets moons",
         page="docs/results/fields.md",
     )
 }  # fmt: skip
