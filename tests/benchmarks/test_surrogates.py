@@ -99,16 +99,18 @@ def test_every_problem_is_learned(data_set, norm, few):
 
 def test_study_makes_nothing_twice_and_has_a_row_for_every_remedy(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(surrogates, "ARMS", surrogates.ARMS[:1])
-    command = ["surrogates", *surrogates.STUDIES["surrogates"].smoke.split(), "--threads", "1", "--out", str(tmp_path)]
+    monkeypatch.setitem(surrogates.REMEDIES, "moons", surrogates.REMEDIES["patches"])
+    smoke = surrogates.STUDIES["surrogates"].smoke.split()
+    command = ["surrogates", *smoke, "--seeds", "2", "--threads", "1", "--out", str(tmp_path)]
     assert main(command) == 0
     before = (path := tmp_path / "surrogates.jsonl").read_text()
     assert main(command) == 0
     assert path.read_text() == before
     assert {r["settings"]["seed"] for r in Store(path).read("search")} == {0}
-    steps = {r["settings"].get("longer"): r["settings"]["steps"] for r in Store(path).read()}
-    assert steps == {None: 2, 2: 4}
+    made = [(r["settings"].get("longer"), r["settings"]["steps"], r["settings"]["seed"]) for r in Store(path).read()]
+    assert made == [(None, 2, 1), (None, 2, 2), (None, 2, 1), (2, 4, 1), (None, 2, 1)]
     printed = capsys.readouterr().out
-    for arm in ("Adam", "whitened Adam, couplings begin as the identity", "Adam, 2 times the steps"):
+    for arm in ("Adam", "LayerNorm, Adam", "Adam, 2 times the steps", "Adam, couplings begin as the identity"):
         assert f"| {arm} | " in printed
 
 
