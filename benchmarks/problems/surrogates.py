@@ -29,7 +29,7 @@ class SurrogateRun(FieldRun):
     data_set: str = "burgers"
     spectral_rate: float | None = None  # of Fourier modes' weights, in learning rates of the rest
     start: str | None = None  # "zero": couplings begin as the identity
-    longer: int | None = None  # steps in units of those of other arms
+    longer: float | None = None  # steps in units of those of other arms
 
     norms = (*FieldRun.norms, "columns")  # whitened once, before training
 
