@@ -24,13 +24,19 @@ ARMS = [
 REMEDIES: dict[str, list[tuple[str, Mapping[str, Any]]]] = {
     # 1.16 times as many steps take whitened SOAP's time.
     "burgers": [("adam", {"spectral_rate": 3.2}), ("soap", {"longer": 1.16}), ("soap", {"longer": 1.5})],
-    "moons": [("adam", {"norm": "layernorm"})],
-    "patches": [("adam", {"norm": "layernorm"}), ("adam", {"longer": 2}), ("adam", {"norm": "columns"})],
+    "moons": [("adam", {"norm": "layernorm"}), ("adam", {"start": "zero"})],
+    "patches": [
+        ("adam", {name: value})
+        for name, value in (("norm", "layernorm"), ("norm", "columns"), ("longer", 2), ("start", "zero"))
+    ],
 }
 TITLES = {
     "burgers": "operator, relative error",
     "moons": "flow, two moons, nats",
-    "patches": "flow, squares of photographs, nats",
+    "patches": [
+        ("adam", {name: value})
+        for name, value in (("norm", "layernorm"), ("norm", "columns"), ("longer", 2), ("start", "zero"))
+    ],
 }
 STARTS = {"adam": 1e-2, "soap": 3.2e-3, "muon": 1e-2}
 
