@@ -33,10 +33,7 @@ REMEDIES: dict[str, list[tuple[str, Mapping[str, Any]]]] = {
 TITLES = {
     "burgers": "operator, relative error",
     "moons": "flow, two moons, nats",
-    "patches": [
-        ("adam", {name: value})
-        for name, value in (("norm", "layernorm"), ("norm", "columns"), ("longer", 2), ("start", "zero"))
-    ],
+    "patches": "flow, squares of photographs, nats",
 }
 STARTS = {"adam": 1e-2, "soap": 3.2e-3, "muon": 1e-2}
 
