@@ -97,6 +97,12 @@ def test_every_problem_is_learned(data_set, norm, few):
     assert history.error[-1] < history.error[0]
 
 
+def test_price_is_that_of_whitened_soap(few):
+    price = surrogates.measured_price(3)["time_ratio"]
+    assert price["rounds"] == 3
+    assert 0.5 < price["median"] < 5
+
+
 def test_study_makes_nothing_twice_and_has_a_row_for_every_remedy(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(surrogates, "ARMS", surrogates.ARMS[:1])
     monkeypatch.setitem(surrogates.REMEDIES, "moons", surrogates.REMEDIES["patches"])
@@ -128,3 +134,5 @@ def test_cells_are_the_median_and_range_over_seeds_of_the_settings_chosen_last(t
     assert "| whitened Adam | inf (0.40 to inf) |" in text
     assert "| Adam, couplings begin as the identity | 0.30 |" in text
     assert "operator" not in text.split("A Fourier")[0]
+    price = {"key": "price", "part": "price", "time_ratio": {"median": 1.16}, "settings": {}}
+    assert "takes 1.16 of SOAP's" in reported(tmp_path, "surrogates", [price])["name"]
