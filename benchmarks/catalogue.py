@@ -7,7 +7,8 @@ from .core.study import Recipe, Study
 
 _FILES = (
     "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
-    "equations", "tabular", "friedman", "streams", "mechanism", "isometry_depth", "isometry_training", "plane",
+    "equations", "tabular", "friedman", "surrogates", "streams", "mechanism", "isometry_depth", "isometry_training",
+    "plane",
 )  # fmt: skip
 _SPEED = ("benchmarks.speed.study", "benchmarks.speed.gauss_newton")
 

@@ -136,6 +136,8 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
     "columns": ("{times:.1f} times", leads(
         "tabular", arm("soap", "whitened"), {**arm("soap"), "norm": "columns"},
         data_set={f"{name}-10000" for name in DRAWN})),
+    "smooth": ("{times:.2f} times ({p})", leads(
+        "tabular", arm("adam", "whitened"), arm("adam"), data_set={f"{name}-1" for name in DRAWN})),
     "he-mlp": ("{loss:.1f} points ({p})", leads(
         "departures", {"departure": "he"}, {"departure": None}, method="none")),
     "mac-whitened": ("{gain:.1f} dB below `Whitened` ({p})", pictures(

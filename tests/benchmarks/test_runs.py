@@ -19,12 +19,14 @@ from benchmarks.problems.language import TextRun
 from benchmarks.problems.pictures import CoordinateRun
 from benchmarks.problems.regression import TableRun
 from benchmarks.problems.streams import StreamRun
+from benchmarks.problems.surrogates import SurrogateRun
 
 from .conftest import STORES
 
 FIELDS = {
     "fourier": CoordinateRun, "coordinates": CoordinateRun, "initialisation": CoordinateRun,
     "tabular": TableRun, "equations": EquationRun, "friedman": FriedmanRun, "streams": StreamRun,
+    "surrogates": SurrogateRun,
 }  # fmt: skip
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)
