@@ -195,7 +195,7 @@ CALLS = [
         optimizers="adam soap"),
     *_fields("picture, ReLU, batches of 512 pixels", "coordinates",
         {"network": "relu", "size": 64, "batch_size": 512}, "", "", lambda name: _untimed),
-    *(call for equation in ("burgers", "reaction", "korteweg-de-vries", "kovasznay") for call in
+    *(call for equation in ("burgers", "reaction", "allen-cahn", "korteweg-de-vries", "kovasznay") for call in
       _fields(f"{NONLINEAR[equation]}, a minute", "equations", {"equation": equation}, "soap", "",
         lambda name: _pace, DERIVATIVES, optimizers="soap")),
     *(_cifar(f"CNN without a normaliser, {name}", f"`Whitened({name}(…), model, rank=16, damping=…)`",
