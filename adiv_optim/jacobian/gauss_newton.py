@@ -59,8 +59,9 @@ class GaussNewton(Optimizer):
     factor of J beside :math:`\sqrt{\lambda} I`: a product :math:`JJ^\top` would square the condition of J, and the loss
     would stop falling where singular values are 10⁻⁷ of the largest.
 
-    It pays where a loss is cheap to evaluate and stiff to lower: nonlinear differential equations and their inverse
-    problems, with small networks and about as many residuals as parameters. Its page says where it does not.
+    It pays where a loss is cheap to evaluate and stiff to lower: nonlinear differential equations, with small networks.
+    Steps fit the noise of observations, if there is any, and can leave a solution that was found: stop early. Its page
+    says more.
 
     No learning rate and no damping are to be tuned. α is 1, ½, ¼ … until the loss is below the present one and falls no
     more. If it is not lower by 0.5 %, the damping is multiplied by 10 and the step is solved again, until the loss
