@@ -27,6 +27,9 @@ PRECISIONS = 64
 BOLD = 0.25
 #: It is multiplied by `RISE` after one of at most this.
 TIMID, RISE = 0.0625, 3
+#: A loss of more than so many times the one before the last step says that the step fitted its points alone: they, or
+#: their noise, are others now. The damping is multiplied by 10.
+WORSE = 2.0
 #: Length of the trial move that the acceleration is measured by (0.1 in Transtrum and Sethna 2012).
 TRIAL = 0.1
 #: Halvings of a step length, at most.
@@ -60,14 +63,13 @@ class GaussNewton(Optimizer):
     would stop falling where singular values are 10⁻⁷ of the largest.
 
     It pays where a loss is cheap to evaluate and stiff to lower: nonlinear differential equations, with small networks.
-    Steps fit the noise of observations, if there is any, and can leave a solution that was found: stop early. Its page
-    says more.
 
     No learning rate and no damping are to be tuned. α is 1, ½, ¼ … until the loss is below the present one and falls no
     more. If it is not lower by 0.5 %, the damping is multiplied by 10 and the step is solved again, until the loss
     falls less than before. For the next step the damping is divided by 10 after α ≥ ¼ and multiplied by 3 after
-    α ≤ 1/16; its root is never below 64 × the precision of the type. Where no step lowers the loss by a millionth, the
-    weights and the damping stay as they were.
+    α ≤ 1/16; its root is never below 64 × the precision of the type. Where points are drawn anew and the loss on them
+    is more than twice the one before the last step, that step fitted its points alone, or their noise: the damping is
+    multiplied by 10 first. Where no step lowers the loss by a millionth, the weights and the damping stay as they were.
 
     A step needs about :math:`b\,(nP + \max(3cP, 2nP + 2m^2))` bytes for n residuals and P parameters of b bytes each,
     with m the smaller of the two, where c is n, or the residuals of `chunk_size` samples; activations that they keep
@@ -111,7 +113,7 @@ class GaussNewton(Optimizer):
         trained = _trained(network)
         _check_parameters(trained)
         self.network, self.chunk_size, self._metrics = network, chunk_size, dict[str, float]()
-        super().__init__(list(trained.values()), {"damping": damping})
+        super().__init__(list(trained.values()), {"damping": damping, "last_loss": math.inf})
 
     @torch.no_grad()
     def step(self, terms: Sequence[Term]) -> Tensor:  # type: ignore[override]
@@ -144,12 +146,14 @@ class GaussNewton(Optimizer):
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
         check_memory(len(r), residuals.differentiated_at_once(self.chunk_size), residuals.points, group["params"])
         jacobian = residuals.jacobian(before, self.chunk_size)
-        start = min(max(start, (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2), MOST_DAMPING)
-        best, damping, tries = _search(residuals, before, jacobian, r, start)
+        start = max(start, (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2)
+        if loss > WORSE * group.get("last_loss", math.inf):
+            start *= 10
+        best, damping, tries = _search(residuals, before, jacobian, r, min(start, MOST_DAMPING))
         if best is not None:
             for name, parameter in trained.items():
                 parameter.copy_(best.parameters[name])
-            group["damping"] = damping * _change(best.alpha)
+            group["damping"], group["last_loss"] = damping * _change(best.alpha), loss.item()
         self._metrics = {
             "loss_before": loss.item(),
             "loss_after": (loss if best is None else best.loss).item(),
