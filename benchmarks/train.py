@@ -181,7 +181,7 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
             next_at += 1 / MEASUREMENTS
             error = problem.error(model)
             history.steps.append(number)
-            history.seconds.append(round(spent, 3))
+            history.seconds.append(round(spent, 6))
             history.error.append(float(f"{error:.6g}") if math.isfinite(error) else None)
             watch.note(number, {"error": [history.error[-1]]})
         if progress >= 1 or is_over or history.error[-1] is None:

@@ -2,8 +2,10 @@
 
 import ast
 import sys
+import time
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import count
 
 import pytest
 
@@ -134,6 +136,15 @@ def test_a_problem_is_one_file_of_at_most_120_lines_and_one_line(tmp_path, monke
         assert (out / "sine-curve.png").exists()
     assert main(["report", "--out", str(out)]) == 2
     assert "is of the study 'sine'" in capsys.readouterr().err
+
+
+def test_runs_of_less_than_a_millisecond_have_a_time_per_step(tmp_path, monkeypatch, capsys):
+    clock = count()
+    with planted("benchmarks.problems.sine", SINE, tmp_path, monkeypatch):
+        monkeypatch.setattr(time, "process_time", lambda: next(clock) / 10_000)
+        assert main(["sine", "--steps", "1", "--out", str(tmp_path)]) == 0
+        assert "time per step |" in (page := capsys.readouterr().out)
+        assert page.count("| 1.00 |") == 2
 
 
 @pytest.mark.parametrize("name", ["mine", "sine"])
