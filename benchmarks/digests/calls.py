@@ -14,24 +14,12 @@ from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..studies.fourier import STEPS, prices
 from ..train import DERIVATIVES
-from .reached import NONLINEAR, Settings, Stores, best_runs, measure_of, runs, trials, values
+from .reached import NONLINEAR, Sample, Settings, Stores, arm, best_runs, measure_of, runs, trials, values
 
 #: What makes a run that others of its file are compared with.
 _KEYS = ("norm", "method", "optimizer", "every", "rows", "embedding_deviation", "embedding_lr")
 #: (stores, runs of the wrapped optimizer, of the bare one) → the price of a step, in steps of the latter.
 Price = Callable[[Stores, list[Result], list[Result]], float | None]
-
-
-class Evidence(NamedTuple):
-    """What the runs of a call say, beside those of its optimizer alone."""
-
-    gain: Cell
-    n: str
-    trials: tuple[int, int]  # with the wrapper, without it
-    price: float | None
-    rival: Cell
-    rates: tuple[float, float]  # learning rates, without the wrapper and with it
-    damping: float | None
 
 
 class Call(NamedTuple):
@@ -48,36 +36,30 @@ class Call(NamedTuple):
     worth: bool = True  # whether pages show what it gains
     typical: bool = True  # whether pages show its settings
 
-    def evidence(self, stores: Stores) -> Evidence:
-        """Return what the runs say: the gain by a t test's interval, and beside it the best of the rivals."""
-        measure = measure_of(stores, self.file)
+    def runs(self, stores: Stores, settings: Settings) -> list[Result]:
+        """The best runs with some settings, among those that are compared."""
+        return best_runs(stores, self.file, **{**self.among, **settings})
 
-        def best(settings: Settings) -> list[Result]:
-            return best_runs(stores, self.file, **{**self.among, **settings})
+    def step_price(self, stores: Stores) -> float | None:
+        """The price of a step, in steps of the bare optimizer."""
+        return self.price(stores, self.runs(stores, self.wrapped), self.runs(stores, self.bare))
 
-        wrapped, bare = best(self.wrapped), best(self.bare)
-        sample, alone = values(wrapped), values(bare)
+    def lead(self, stores: Stores) -> Cell:
+        """How far it is ahead of the best of the rivals, by a t test's interval."""
+        measure, (own, alone) = measure_of(stores, self.file), self.samples(stores)
         groups = grouped(runs(stores, self.file, **self.among), lambda r: tuple(map(r["settings"].get, _KEYS)))
         rivals = [dict(zip(_KEYS, key, strict=True)) for key in groups if not from_this_library(*key[1:3])]
-        samples = {place: values(best(rival)) for place, rival in enumerate(rivals)}
-        place, gain = measure.best(samples), measure.difference(sample, alone)
-        lead = Cell("the optimizer alone", {"": "the optimizer alone"})
-        if samples[place] != alone:
-            name, cell = _label(rivals[place]), measure.amount(measure.difference(sample, samples[place]))
-            numbers = {f"difference {key}".strip(): value for key, value in cell.numbers.items()}
-            lead = Cell(f"{name}: {cell.text}", {"": name, **numbers})
-        first, plain = wrapped[0]["settings"], bare[0]["settings"]
-        with_it, without = (trials(stores, self.file, {**self.among, **own}) for own in (self.wrapped, self.bare))
-        rates = plain["lr"], first["lr"]
-        return Evidence(
-            measure.amount(gain),
-            gain.n,
-            (with_it, without),
-            self.price(stores, wrapped, bare),
-            lead,
-            rates,
-            first.get("damping"),
-        )
+        samples = {place: values(self.runs(stores, rival)) for place, rival in enumerate(rivals)}
+        place = measure.best(samples)
+        if samples[place] == alone:
+            return Cell("the optimizer alone", {"": "the optimizer alone"})
+        name, cell = _label(rivals[place]), measure.amount(measure.difference(own, samples[place]))
+        numbers = {f"difference {key}".strip(): value for key, value in cell.numbers.items()}
+        return Cell(f"{name}: {cell.text}", {"": name, **numbers})
+
+    def samples(self, stores: Stores) -> list[Sample]:
+        """What was reached with the wrapper, and without it."""
+        return [values(self.runs(stores, settings)) for settings in (self.wrapped, self.bare)]
 
 
 def from_this_library(method: str, optimizer: str | None = None) -> bool:
@@ -146,14 +128,10 @@ def _fields(
     rows: str | None = None, optimizers: str = "adam muon soap",
 ) -> list[Call]:  # fmt: skip
     """A row for each optimizer; `price` is of its name."""
-
-    def arm(optimizer: str, method: str, rows: str | None = None) -> Settings:
-        return {"norm": "none", "optimizer": optimizer, "method": method, "every": None, "rows": rows}
-
     return [
         Call(f"{task}, {_ARMS[optimizer]}",
             f"`Whitened({_ARMS[optimizer]}(…), model, damping=…)`" + ", float64" * (file == "equations"),
-            METHODS["whitened"].by_inputs, file, arm(optimizer, "whitened", rows), arm(optimizer, "none"), among,
+            METHODS["whitened"].by_inputs, file, arm(optimizer, "whitened", rows), arm(optimizer), among,
             price(_ARMS[optimizer]), optimizer in worth.split(), optimizer in typical.split())
         for optimizer in optimizers.split()
     ]  # fmt: skip
@@ -228,50 +206,41 @@ def _name(wrapper: Any) -> str:
 
 
 def _calls(stores: Stores, name: str, folder: Path) -> Section:
-    rows, worth = list[Row](), list[bool]()
+    rows = list[Row]()
     for call in CALLS:
-        found = call.evidence(stores)
-        with_it, without = found.trials
-        trials = Cell(f"{with_it}, {without}", {"with": with_it, "without": without})
-        rows.append(
-            [call.task, _name(call.wrapper), found.gain, found.n, trials, exact(found.price, ".2f"), found.rival]
-        )
-        worth.append(call.worth)
+        measure, both = measure_of(stores, call.file), (call.wrapped, call.bare)
+        gain = measure.difference(*call.samples(stores))
+        with_it, without = (trials(stores, call.file, {**call.among, **own}) for own in both)
+        tried = Cell(f"{with_it}, {without}", {"with": with_it, "without": without})
+        price = exact(call.step_price(stores), ".2f")
+        rows.append([call.task, _name(call.wrapper), measure.amount(gain), gain.n, tried, price, call.lead(stores)])
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "lead on the best without this library"]
     caption = (
         "Less is better of nats, and of ×, the factor on an error. A price is in steps of the optimizer alone. Without "
         "norms the best has none either."
     )
-    return Section([Table(header, rows, worth), caption])
+    return Section([Table(header, rows, [call.worth for call in CALLS]), caption])
 
 
 def _settings(stores: Stores, name: str, folder: Path) -> Section:
-    rows, worth = list[Row](), list[bool]()
+    rows = list[Row]()
     for call in CALLS:
-        found = call.evidence(stores)
-        damping = exact(found.damping) if found.damping is not None else exact(_option(call.wrapper, "damping") or None)
+        wrapped, bare = (call.runs(stores, own)[0]["settings"] for own in (call.wrapped, call.bare))
+        damping = exact(wrapped.get("damping", _option(call.wrapper, "damping") or None))
         rank, every = (_option(call.wrapper, option) for option in ("rank", "every"))
-        rates = [exact(rate) for rate in found.rates]
+        rates = exact(bare["lr"]), exact(wrapped["lr"])
         rows.append([call.task, call.write, *rates, damping, "all" if rank is None else exact(rank or None),
                      exact(every or None)])  # fmt: skip
-        worth.append(call.worth and call.typical)
     header = ["you have", "write", "learning rate, alone", "wrapped", "`damping`", "`rank`", "`every`"]
+    worth = [call.worth and call.typical for call in CALLS]
     return Section([Table(header, rows, worth), "Chosen by trials on data that no table shows."])
 
 
 _OF = (
-    "coordinates",
-    "fourier",
-    "initialisation",
-    "equations",
-    "cnn",
-    "cnn-pool",
-    "cnn-pool-tuned",
-    "norm-free",
-    "mlp-tuned",
-    "speed",
-)
+    "coordinates", "fourier", "initialisation", "equations", "cnn", "cnn-pool", "cnn-pool-tuned", "norm-free",
+    "mlp-tuned", "speed",
+)  # fmt: skip
 DIGESTS = {
     "calls": Digest(_OF, _calls, ("docs/results/index.md",)),
     "settings": Digest(_OF, _settings, ("docs/chooser.md",)),

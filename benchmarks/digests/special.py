@@ -11,7 +11,7 @@ from ..methods import METHODS
 from ..studies import isometry_training, mechanism
 from ..studies.papers import cells
 from .judges import TABLE1, Claim, Finding, lead, significant
-from .reached import ACCURACY, Stores, reached, runs
+from .reached import ACCURACY, Stores, reached, runs, values
 
 Judge = Callable[[Stores, Claim], Finding]
 
@@ -34,9 +34,7 @@ def along(
     wanted = {key: value for key, value in claim.own.items() if key != "method"}
     name, *names = (each["method"] for each in (claim.own, *claim.others))
     verdicts = [
-        lead(at[name][place][0]["test_accuracy"][-1], {
-            other: at[other][place][0]["test_accuracy"][-1] for other in names
-        }, ACCURACY).holds
+        lead(values(at[name][place]), {other: values(at[other][place]) for other in names}, ACCURACY).holds
         for panel, at in cells(runs(stores, claim.files, **wanted), "width").items()
         for place in at.get(name, ())
         if keep(panel, place)
@@ -88,7 +86,7 @@ def shrinks(stores: Stores, claim: Claim) -> Finding:
     leads = []
     for file in ("cifar10-trials", claim.files):
         ours, theirs = (reached(stores, file, **each) for each in (claim.own, *claim.others))
-        leads.append(sum(ours) / len(ours) - sum(theirs) / len(theirs))
+        leads.append(statistics.fmean(ours.values()) - statistics.fmean(theirs.values()))
     return Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
 
 

@@ -10,7 +10,7 @@ from ..problems.regression import DRAWN
 from ..studies import table1
 from ..studies.fourier import STEPS
 from ..train import DERIVATIVES
-from .reached import Settings, Stores, best_runs, measure_of, values
+from .reached import Settings, Stores, arm, measure_of, reached
 
 #: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
 #: whose logarithms differ so; or low and high.
@@ -19,7 +19,7 @@ Numbers = Mapping[str, Any]
 
 def lead(stores: Stores, file: str, own: Settings, other: Settings) -> Numbers:
     """How far some runs are ahead of others, with the digits of p that sentences have."""
-    ours, theirs = (values(best_runs(stores, file, **settings)) for settings in (own, other))
+    ours, theirs = (reached(stores, file, **settings) for settings in (own, other))
     gain, p, low, high, _ = measure_of(stores, file).difference(ours, theirs)
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.{2 if p >= 0.0145 else 3}f}"
     return {"gain": gain, "loss": -gain, "low": low, "high": high, "p": shown, "times": 10 ** abs(gain)}
@@ -72,11 +72,6 @@ def newton_step(stores: Stores) -> Numbers:
 def text(norm: str, drawn: float | None, method: str, rate: float | None = None) -> Settings:
     """A language model: normaliser, deviation of the embeddings, method, rate of the embeddings."""
     return {"norm": norm, "embedding_deviation": drawn, "method": method, "embedding_lr": rate}
-
-
-def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settings:
-    """An arm without a normaliser."""
-    return {"norm": "none", "optimizer": optimizer, "method": method, "every": None, "rows": rows}
 
 
 pictures = partial(leads, "coordinates", network="relu", size=64, batch_size=None)

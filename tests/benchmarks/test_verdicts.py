@@ -12,7 +12,7 @@ from benchmarks.core.store import Store
 from benchmarks.core.tables import exact, holm, spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
-from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, no_worse, rises, within
+from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, no_worse, rises
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
 from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, trials_of, whole_p
 
@@ -23,6 +23,18 @@ HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
 
 
 NATS = Measure("nats", is_lower_better=True)
+
+
+def seeds(values):
+    return dict(enumerate(values))
+
+
+def lead(ours, others, measure):
+    return judges.lead(seeds(ours), {name: seeds(values) for name, values in others.items()}, measure)
+
+
+def within(ours, theirs, margin, measure):
+    return judges.within(seeds(ours), seeds(theirs), margin, measure)
 
 
 def test_difference_counts_where_welchs_p_says_so_and_is_to_the_best_of_several():
@@ -46,9 +58,9 @@ def test_paired_difference_is_that_of_the_problems_that_both_learned():
     test = stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3])
     low, high = test.confidence_interval(0.95)
     text = f"-1.100 nats [{low:+.3f}, {high:+.3f}]"
-    assert in_pairs(own, other, error) == Finding(True, "", "3", f"{test.pvalue:.2g}", difference=text)
-    assert in_pairs(own, other, error._replace(is_lower_better=False)).holds is False
-    assert in_pairs(own, other | {3: math.inf}, error) == Finding(None, "a run broke down", "3")
+    assert judges.lead(own, {"other": other}, error) == Finding(True, "", "3", f"{test.pvalue:.2g}", difference=text)
+    assert judges.lead(own, {"other": other}, error._replace(is_lower_better=False)).holds is False
+    assert judges.lead(own, {"other": other | {3: math.inf}}, error) == Finding(None, "a run broke down", "3")
 
 
 def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
@@ -121,9 +133,9 @@ def test_no_run_is_chosen_by_test_accuracy(tmp_path):
     searched = {"accuracies": [[90.0]], "validation": True}
     store.add("searched", result("none", **searched))
     store.add("searched too", result("none", **{**searched, "accuracies": [[80.0]]}))
-    assert reached({"table1": store}, "table1", method="none") == [90.0]
+    assert reached({"table1": store}, "table1", method="none") == seeds([90.0])
     store.add("tested", result("none", accuracies=[[40.0, 41.0]]))
-    assert reached({"table1": store}, "table1", method="none") == [40.0, 41.0]
+    assert reached({"table1": store}, "table1", method="none") == seeds([40.0, 41.0])
     store.add("tested too", result("none", accuracies=[[50.0, 51.0]]))
     with pytest.raises(ValueError, match="tells them apart"):
         reached({"table1": store}, "table1", method="none")
@@ -184,7 +196,7 @@ def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
     with pytest.raises(LookupError, match="not every batch size"):
         judges.row({"table1": store}, "none", "tanh")
     store.add("128", result(batch_size=128, accuracies=([34.0, 43.0],)))
-    assert judges.row({"table1": store}, "none", "tanh") == pytest.approx([43.8, 47.9])
+    assert judges.row({"table1": store}, "none", "tanh") == pytest.approx(seeds([43.8, 47.9]))
     claim = Claim("", "table1", rises, {"method": "none", "activation": "tanh"})
     down, up = (judge({"table1": store}, claim) for judge in (falls, rises))
     p = stats.ttest_1samp([-0.125, -0.0625], 0.0).pvalue  # of the seeds' own slopes
