@@ -155,7 +155,7 @@ class Loop:
 
     def __init__(self, run: StreamRun) -> None:
         self.run, self.model = run, network(run)
-        optimizer = OF_MODELS[run.optimizer](self.model, run.lr)
+        optimizer = OF_MODELS[run.optimizer].make(self.model, run.lr)
         self.optimizer = run.make_method().wrap(optimizer, self.model, torch.empty(0))
 
     def step(self, window: Tensor, target: Tensor) -> Tensor:
@@ -194,7 +194,6 @@ def train(run: StreamRun, watch: Watch) -> dict[str, Any]:
 
 #: How runs are made.
 STREAMS = Kind(
-    load=lambda run, download: None,
     steps=lambda run, data: run.steps,
     train=lambda runs, data, watch: [train(run, watch) for run in runs],
     score=lambda result: result["error"],
