@@ -14,7 +14,7 @@ from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..studies.fourier import STEPS, prices
 from ..train import DERIVATIVES
-from .reached import NONLINEAR, Sample, Settings, Stores, arm, best_runs, measure_of, runs, trials, values
+from .reached import NONLINEAR, Sample, Settings, Stores, arm, best_runs, measure_of, runs, timings, trials, values
 
 #: What makes a run that others of its file are compared with.
 _KEYS = ("norm", "method", "optimizer", "every", "rows", "embedding_deviation", "embedding_lr")
@@ -100,13 +100,12 @@ def _untimed(stores: Stores, wrapped: list[Result], bare: list[Result]) -> None:
     """The price of a step where runs are of different days, and no rows were timed in turn."""
 
 
-def _timed(suite: str, *parts: str, over: str = "") -> Price:
-    """The price of a step by the first row of a suite of timings whose name has all parts, over that of another row."""
+def _timed(suite: str, name: str, over: str = "") -> Price:
+    """The price of a step by a row of a suite of timings, over that of another row."""
 
     def price(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
-        (rows,) = (r["rows"] for r in stores["speed"].read() if r["key"] == suite)
-        times = {row["what"]: float(row["time_ratio"]["median"]) for row in rows}
-        return next(time for what, time in times.items() if all(p in what for p in parts)) / times.get(over, 1.0)
+        times = {what: float(row["time_ratio"]["median"]) for what, row in timings(stores, suite).items()}
+        return times[name] / times.get(over, 1.0)
 
     return price
 
@@ -187,7 +186,8 @@ CALLS = [
     _characters("transformer with LayerNorm, Muon", "`Whitened(Muon(…), model)`", "whitened-muon",
         "muon", "layernorm", None, _timed("whitened", "Muon, batch 16, every 10")),
     _cifar("tanh MLP, SGD", "`GradientOnly(SGD(…), model, BatchIdeal(…))`", "mlp-tuned", "batch-ideal", "sgd",
-        {"activation": "tanh"}, _timed("layers", "training step [3072, 32, 32, 10]", "GradientOnly with BatchIdeal")),
+        {"activation": "tanh"}, _timed("layers",
+            "training step [3072, 32, 32, 10], batch 32, SGD, GradientOnly with BatchIdeal")),
 ]  # fmt: skip
 
 

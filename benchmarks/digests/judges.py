@@ -42,29 +42,27 @@ class Claim(NamedTuple):
     """One claim, and how results judge it.
 
     Example:
-        >>> claim = Claim("A is ahead of B", "cnn, cnn-pool", ahead, {"method": "a"}, [{"method": "b"}])
-        >>> [(part.files, part.own) for part in claim.parts]
-        [('cnn', {'method': 'a'}), ('cnn-pool', {'method': 'a'})]
+        >>> each = [{"activation": "tanh"}, {"activation": "relu"}]
+        >>> claim = Claim("A is ahead of B", "cnn", ahead, {"method": "a"}, [{"method": "b"}], each)
+        >>> [part.own for part in claim.parts]
+        [{'activation': 'tanh', 'method': 'a'}, {'activation': 'relu', 'method': 'a'}]
     """
 
     text: str
-    files: str  # of results; it is claimed of all of them
+    file: str  # of results
     judge: Callable[[Stores, "Claim"], Finding]
     own: Settings = MappingProxyType({})
     others: Sequence[Settings] = ()
-    margin: float = 0.0
     each: Sequence[Settings] = ({},)  # beside own and others; it is claimed with all of them
     against: str = ""  # what pages call the others
 
     @property
     def parts(self) -> list["Claim"]:
-        """The claims that it is made of, which have one file and nothing beside."""
+        """The claims that it is made of, which have nothing beside."""
         return [
-            self._replace(
-                files=file, own={**more, **self.own}, others=[{**more, **other} for other in self.others], each=({},)
-            )
-            for file in self.files.split(", ") for more in self.each
-        ]  # fmt: skip
+            self._replace(own={**more, **self.own}, others=[{**more, **other} for other in self.others], each=({},))
+            for more in self.each
+        ]
 
     def finding(self, stores: Stores) -> Finding:
         """The verdict; undecided where results are missing."""
@@ -108,21 +106,21 @@ def label(settings: Settings) -> str:
 # The judges.
 def ahead(stores: Stores, claim: Claim) -> Finding:
     """Own is better than the best of the others."""
-    others = {label(other): sample(stores, claim.files, other) for other in claim.others}
-    return lead(sample(stores, claim.files, claim.own), others, measure_of(stores, claim.files))
+    others = {label(other): sample(stores, claim.file, other) for other in claim.others}
+    return lead(sample(stores, claim.file, claim.own), others, measure_of(stores, claim.file))
 
 
-def no_worse(stores: Stores, claim: Claim) -> Finding:
+def no_worse(stores: Stores, claim: Claim, *, margin: float = 1.0) -> Finding:
     """Own is ahead of the other, or within the margin."""
-    ours, theirs = (sample(stores, claim.files, settings) for settings in (claim.own, *claim.others))
-    return within(ours, theirs, claim.margin, measure_of(stores, claim.files))
+    ours, theirs = (sample(stores, claim.file, settings) for settings in (claim.own, *claim.others))
+    return within(ours, theirs, margin, measure_of(stores, claim.file))
 
 
 def slope(stores: Stores, claim: Claim, *, sign: int) -> Finding:
     """The line of accuracy over batch size falls (sign −1) or rises."""
     method, activation = claim.own["method"], claim.own["activation"]
-    seeds = row(stores, method, activation, claim.files)
-    fitted = table1.line(series(stores[claim.files].read())[method, activation])
+    seeds = row(stores, method, activation, claim.file)
+    fitted = table1.line(series(stores[claim.file].read())[method, activation])
     assert fitted is not None  # `row` has looked
     figure = f"{METHODS[method].label} {100 * fitted.slope:+.2f} ± {100 * fitted.stderr:.2f} points per 100"
     return significant(fitted.slope * sign > 0, fitted.pvalue, figure, len(seeds))

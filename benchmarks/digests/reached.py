@@ -1,6 +1,7 @@
 """What runs reached, whatever they learned, and how far some are ahead of others."""
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -139,6 +140,12 @@ def values(results: list[Result]) -> Sample:
 def reached(stores: Stores, file: str, **wanted: Any) -> Sample:
     """What the best runs with some settings reached in the end; see `best_runs`."""
     return values(best_runs(stores, file, **wanted))
+
+
+def timings(stores: Stores, suite: str, pattern: str = "") -> dict[str, Any]:
+    """The rows of a suite of timings in whose names a pattern is found, by name."""
+    (rows,) = (r["rows"] for r in stores["speed"].read() if r["key"] == suite)
+    return {row["what"]: row for row in rows if re.search(pattern, row["what"])}
 
 
 def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settings:

@@ -164,24 +164,19 @@ def test_one_that_does_not_hold_is_enough_against_all():
     assert (twice.n, twice.p) == ("3, 3", f"{yes.p}; {yes.p}")  # a p for every difference, if two are alike
 
 
-def test_a_claim_is_of_every_file_and_of_all_settings_beside(tmp_path):
-    behind = [30.0, 31.0, 32.0]
-    stores = {
-        name: stored(tmp_path, name, [
-            result(method, activation, [values])
-            for activation, own in (("tanh", HIGH), ("relu", in_relu)) for method, values in
-            (("none", LOW), ("affine-like", own))
-        ])
-        for name, in_relu in (("cnn", HIGH), ("cnn-pool", behind))
-    }  # fmt: skip
+def test_a_claim_is_of_all_settings_beside(tmp_path):
+    activations = {"tanh": HIGH, "relu": HIGH, "identity": [30.0, 31.0, 32.0]}
+    stores = {"cnn": stored(tmp_path, "cnn", [
+        result(method, activation, [values])
+        for activation, own in activations.items() for method, values in (("none", LOW), ("affine-like", own))
+    ])}  # fmt: skip
 
-    def holds(files, *activations):
+    def holds(file, *activations):
         each = [{"activation": name} for name in activations]
-        return Claim("", files, ahead, {"method": "affine-like"}, [{"method": "none"}], each=each).finding(stores).holds
+        return Claim("", file, ahead, {"method": "affine-like"}, [{"method": "none"}], each).finding(stores).holds
 
     assert holds("cnn", "tanh", "relu") is True
-    assert holds("cnn, cnn-pool", "tanh") is True
-    assert holds("cnn, cnn-pool", "tanh", "relu") is False
+    assert holds("cnn", "tanh", "identity") is False
     assert holds("cnn", "tanh", "gelu") is None  # has not run
     assert holds("fig2", "tanh") is None
     either = runs(stores, "cnn", method={"none", "dyt"}, activation={"tanh", "relu"}, damping=None)
@@ -207,12 +202,12 @@ def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
 def test_claims_name_commands_that_exist():
     for claim in ALL:
         words = decide(claim).split()
-        assert claim.files
+        assert claim.file
         if words:
             assert words[:3] == ["python", "-m", "benchmarks"]
             assert words[3] in STUDIES or (words[3] == "reproduce" and words[4] in RECIPES), claim
         else:
-            assert set(claim.files.split(", ")) <= RECIPES.keys(), claim
+            assert claim.file in RECIPES, claim
 
 
 def test_verdicts_without_any_results_are_all_undecided(tmp_path):
