@@ -19,7 +19,7 @@ from .figure import panels, shade
 from .runs import Kind, R, Run, run_all
 from .store import Result, Store
 from .study import Sections, protocols
-from .tables import Cell, Section, Table, exact, grouped, machine, paired
+from .tables import Cell, Section, Table, exact, grouped, machine, paired, ranged
 from .tune import around, choose
 
 
@@ -126,8 +126,7 @@ def quartiles(values: Sequence[float]) -> Cell:
     """The cell of an arm whose errors are shown by their powers of ten: median and quartiles."""
     powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
     low, middle, high = (10**power for power in powers)
-    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
-    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
+    return ranged(low, middle, high, n=len(values))
 
 
 class Look(NamedTuple):

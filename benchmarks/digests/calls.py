@@ -3,6 +3,7 @@
 import inspect
 import statistics
 from collections.abc import Callable
+from functools import partial
 from operator import truediv
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +19,8 @@ from .reached import NONLINEAR, Sample, Settings, Stores, arm, best_runs, measur
 
 #: What makes a run that others of its file are compared with.
 _KEYS = ("norm", "method", "optimizer", "every", "rows", "embedding_deviation", "embedding_lr")
-#: (stores, runs of the wrapped optimizer, of the bare one) → the price of a step, in steps of the latter.
-Price = Callable[[Stores, list[Result], list[Result]], float | None]
+#: The price of a step, in steps of the bare optimizer; None where nothing says it.
+Price = Callable[[Stores], float | None]
 
 
 class Call(NamedTuple):
@@ -39,10 +40,6 @@ class Call(NamedTuple):
     def runs(self, stores: Stores, settings: Settings) -> list[Result]:
         """The best runs with some settings, among those that are compared."""
         return best_runs(stores, self.file, **{**self.among, **settings})
-
-    def step_price(self, stores: Stores) -> float | None:
-        """The price of a step, in steps of the bare optimizer."""
-        return self.price(stores, self.runs(stores, self.wrapped), self.runs(stores, self.bare))
 
     def lead(self, stores: Stores) -> Cell:
         """How far it is ahead of the best of the rivals, by a t test's interval."""
@@ -83,34 +80,36 @@ def _label(settings: Settings) -> str:
     return f"{name}, {({'sgd': 'SGD', 'adam': 'Adam', 'muon': 'Muon', 'soap': 'SOAP'}).get(settings['optimizer'])}"
 
 
-def _pace(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float | None:
-    """The price of a step by the processor time of runs of one equation, network and number of points, if there are."""
+def _pace(equation: str, optimizer: str) -> Price:
+    """By the processor time of runs of one equation, network and number of points, if there are."""
 
-    def paces(results: list[Result]) -> dict[Any, float]:
-        like = {name: results[0]["settings"].get(name) for name in ("equation", "optimizer", "method", "rows")}
-        alike = grouped(runs(stores, "equations", **like), setting("hidden", "inner"))
-        return {key: statistics.median(map(pace, each)) for key, each in alike.items()}
+    def price(stores: Stores) -> float | None:
+        paces = []
+        for own in (arm(optimizer, "whitened", DERIVATIVES), arm(optimizer)):
+            alike = grouped(runs(stores, "equations", equation=equation, **own), setting("hidden", "inner"))
+            paces.append({key: statistics.median(map(pace, each)) for key, each in alike.items()})
+        with_it, without = paces
+        ratios = [with_it[key] / without[key] for key in with_it if key in without]
+        return statistics.median(ratios) if ratios else None
 
-    with_it, without = paces(wrapped), paces(bare)
-    ratios = [with_it[key] / without[key] for key in with_it if key in without]
-    return statistics.median(ratios) if ratios else None
+    return price
 
 
-def _untimed(stores: Stores, wrapped: list[Result], bare: list[Result]) -> None:
-    """The price of a step where runs are of different days, and no rows were timed in turn."""
+def _untimed(stores: Stores) -> None:
+    """Runs are of different days, and no rows were timed in turn."""
 
 
 def _timed(suite: str, name: str, over: str = "") -> Price:
-    """The price of a step by a row of a suite of timings, over that of another row."""
+    """By a row of a suite of timings, over that of another row."""
 
-    def price(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
+    def price(stores: Stores) -> float:
         times = {what: float(row["time_ratio"]["median"]) for what, row in timings(stores, suite).items()}
         return times[name] / times.get(over, 1.0)
 
     return price
 
 
-def _convolutions(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
+def _convolutions(stores: Stores) -> float:
     """The higher of the prices in the two networks of convolutions."""
     ratios = []
     for file in ("cnn", "cnn-pool"):
@@ -126,12 +125,12 @@ def _fields(
     task: str, file: str, among: Settings, worth: str, typical: str, price: Callable[[str], Price],
     rows: str | None = None, optimizers: str = "adam muon soap",
 ) -> list[Call]:  # fmt: skip
-    """A row for each optimizer; `price` is of its name."""
+    """A row for each optimizer, with its price."""
     return [
         Call(f"{task}, {_ARMS[optimizer]}",
             f"`Whitened({_ARMS[optimizer]}(…), model, damping=…)`" + ", float64" * (file == "equations"),
             METHODS["whitened"].by_inputs, file, arm(optimizer, "whitened", rows), arm(optimizer), among,
-            price(_ARMS[optimizer]), optimizer in worth.split(), optimizer in typical.split())
+            price(optimizer), optimizer in worth.split(), optimizer in typical.split())
         for optimizer in optimizers.split()
     ]  # fmt: skip
 
@@ -150,14 +149,14 @@ def _cifar(task: str, write: str, file: str, own: str, optimizer: str, among: Se
         typical=optimizer != "muon")  # fmt: skip
 
 
-def _in_turn(name: str) -> Price:
+def _in_turn(optimizer: str) -> Price:
     """By ten layers that were timed in turn; ratios are to Adam, whose row is not among them."""
-    return _timed("coordinates", f"whitened {name}", over=name)
+    return _timed("coordinates", f"whitened {_ARMS[optimizer]}", over=_ARMS[optimizer])
 
 
-def _behind_features(name: str) -> Price:
-    def price(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
-        times = prices(stores["fourier"])
+def _behind_features(optimizer: str) -> Price:
+    def price(stores: Stores) -> float:
+        times, name = prices(stores["fourier"]), _ARMS[optimizer]
         return float(times[f"whitened {name}"]["median"] / times[name]["median"])
 
     return price
@@ -171,10 +170,10 @@ CALLS = [
     *_fields("picture, ReLU, He's initialisation", "initialisation", {"network": "he"}, "adam soap", "", _in_turn,
         optimizers="adam soap"),
     *_fields("picture, ReLU, batches of 512 pixels", "coordinates",
-        {"network": "relu", "size": 64, "batch_size": 512}, "", "", lambda name: _untimed),
+        {"network": "relu", "size": 64, "batch_size": 512}, "", "", lambda optimizer: _untimed),
     *(call for equation in ("burgers", "reaction", "allen-cahn", "korteweg-de-vries", "kovasznay") for call in
       _fields(f"{NONLINEAR[equation]}, a minute", "equations", {"equation": equation}, "soap", "",
-        lambda name: _pace, DERIVATIVES, optimizers="soap")),
+        partial(_pace, equation), DERIVATIVES, optimizers="soap")),
     *(_cifar(f"CNN without a normaliser, {name}", f"`Whitened({name}(…), model, rank=16, damping=…)`",
         "cnn-pool-tuned", "whitened-16", name.lower(), {}, _convolutions) for name in ("Adam", "Muon")),
     _characters("transformer without norms, AdamW", "`Whitened(AdamW(…), model, rank=16)`", "whitened-adamw-16",
@@ -212,7 +211,7 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
         gain = measure.difference(*call.samples(stores))
         with_it, without = (trials(stores, call.file, {**call.among, **own}) for own in both)
         tried = Cell(f"{with_it}, {without}", {"with": with_it, "without": without})
-        price = exact(call.step_price(stores), ".2f")
+        price = exact(call.price(stores), ".2f")
         rows.append([call.task, _name(call.wrapper), measure.amount(gain), gain.n, tried, price, call.lead(stores)])
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "lead on the best without this library"]

@@ -17,7 +17,7 @@ from scipy.stats import wilcoxon
 from ..core.figure import panels
 from ..core.runs import interleaved, measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Sections, Study, Training
+from ..core.study import Compared, Recipe, Sections, Study
 from ..core.tables import Cell, Section, Table, exact, grouped, machine, pivot
 from ..core.tune import choose, ladder
 from ..problems.streams import SIGNALS, STREAMS, Loop, StreamRun, signal_of
@@ -203,15 +203,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 
 @dataclass
-class StreamOptions(Training):
-    """Options of this study."""
+class StreamOptions(Compared):
+    """Options of this study; a run has as many rows as steps."""
 
-    trials: int = 10
-    """learning rates that a search begins with"""
-    seeds: int = 10
-    """how many; they begin at 1"""
     steps: int = 1500
-    """of every run, which are its rows"""
     arms: tuple[str, ...] = tuple(ARMS)
     """that are compared"""
     signals: tuple[str, ...] = tuple(SIGNALS)
