@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -134,6 +134,9 @@ class SelfScaledBFGS(Optimizer):
         return loss
 
 
+lbfgs = partial(LBFGS, history_size=50, line_search_fn="strong_wolfe")
+
+
 class AdamThenLBFGS(Optimizer):
     """A thousand steps of Adam, then LBFGS (history 50, strong Wolfe): what is commonly done for equations."""
 
@@ -142,9 +145,7 @@ class AdamThenLBFGS(Optimizer):
         super().__init__(parameters, {"lr": lr})
         self.left, self.adam = adam_steps, Adam(parameters, lr=lr)
         # By torch's tolerances it would stop at errors that are large here.
-        self.lbfgs = LBFGS(
-            parameters, history_size=50, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
-        )
+        self.lbfgs = lbfgs(parameters, tolerance_grad=0, tolerance_change=0)
 
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """Take a step on a loss whose points stay."""
@@ -260,33 +261,40 @@ class LevenbergMarquardt(Optimizer):
         return self.trainer.training_step(x, y)[1]
 
 
-#: Of networks for pictures, equations and regression: (model, learning rate) → optimizer; SPRING takes a damping, too.
-OF_MODELS: dict[str, Callable[..., Optimizer]] = {
-    "adam": lambda model, lr: Adam(model.parameters(), lr=lr),
-    "muon": _muon_of_model,
-    "soap": lambda model, lr: peer("SOAP")(model.parameters(), lr=lr, weight_decay=0.0),
-    "sgd": lambda model, lr: SGD(model.parameters(), lr=lr),
-    "momentum": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
-    "lbfgs": lambda model, lr: LBFGS(model.parameters(), lr=lr, history_size=50, line_search_fn="strong_wolfe"),
-    "adam-lbfgs": lambda model, lr: AdamThenLBFGS(model.parameters(), lr),
-    "self-scaled-bfgs": lambda model, lr: SelfScaledBFGS(model.parameters()),
-    "gauss-newton": lambda model, lr: GaussNewton(model),
-    "spring": SPRING,
-    "levenberg-marquardt": lambda model, lr: LevenbergMarquardt(model),
-    "random-features": lambda model, lr: LeastSquares(model),
+class OfModel(NamedTuple):
+    """An optimizer of networks for pictures, equations and regression."""
+
+    label: str  # what tables and figures call it
+    color: str
+    make: Callable[..., Optimizer]  # (model, learning rate), and the damping if it has one, → optimizer
+    searches: bool = False  # for the length of a step, so that no schedule changes it
+    takes_terms: bool = False  # a step takes a loss by its terms, where others take a closure
+    damped: bool = False  # it has a damping of its own
+
+
+_SEARCHES, _BY_TERMS = {"searches": True}, {"searches": True, "takes_terms": True}
+OF_MODELS = {
+    "adam": OfModel("Adam", "tab:blue", lambda model, lr: Adam(model.parameters(), lr=lr)),
+    "muon": OfModel("Muon", "tab:orange", _muon_of_model),
+    "soap": OfModel("SOAP", "tab:green", lambda model, lr: peer("SOAP")(model.parameters(), lr=lr, weight_decay=0.0)),
+    "sgd": OfModel("SGD", "tab:red", lambda model, lr: SGD(model.parameters(), lr=lr)),
+    "momentum": OfModel("SGD with momentum", "black", lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9)),
+    "lbfgs": OfModel("LBFGS", "tab:purple", lambda model, lr: lbfgs(model.parameters(), lr=lr), **_SEARCHES),
+    "adam-lbfgs": OfModel(
+        "Adam, then LBFGS", "tab:cyan", lambda model, lr: AdamThenLBFGS(model.parameters(), lr), **_SEARCHES
+    ),
+    "self-scaled-bfgs": OfModel(
+        "self-scaled BFGS", "tab:purple", lambda model, lr: SelfScaledBFGS(model.parameters()), **_SEARCHES
+    ),
+    "gauss-newton": OfModel("GaussNewton", "black", lambda model, lr: GaussNewton(model), **_BY_TERMS),
+    "spring": OfModel("SPRING", "tab:red", SPRING, takes_terms=True, damped=True),
+    "levenberg-marquardt": OfModel(
+        "torch-levenberg-marquardt", "black", lambda model, lr: LevenbergMarquardt(model), **_BY_TERMS
+    ),
+    "random-features": OfModel(
+        "random features, least squares", "tab:olive", lambda model, lr: LeastSquares(model), **_BY_TERMS
+    ),
 }
-#: Those that search for the length of a step, so that no schedule changes it.
-SEARCHING = ("lbfgs", "adam-lbfgs", "self-scaled-bfgs", "gauss-newton", "levenberg-marquardt", "random-features")
-#: Those whose steps take a loss by its terms, where others take a closure.
-OF_TERMS = ("gauss-newton", "levenberg-marquardt", "spring", "random-features")
-#: Those with a damping of their own.
-DAMPED = ("spring",)
-LABELS = {
-    "adam": "Adam", "muon": "Muon", "soap": "SOAP", "sgd": "SGD", "momentum": "SGD with momentum", "lbfgs": "LBFGS",
-    "adam-lbfgs": "Adam, then LBFGS", "self-scaled-bfgs": "self-scaled BFGS", "gauss-newton": "GaussNewton",
-    "spring": "SPRING", "random-features": "random features, least squares",
-    "levenberg-marquardt": "torch-levenberg-marquardt",
-}  # fmt: skip
 
 
 def _muon_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: bool, **options: Any) -> Any:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates, ten_times
 from .methods import METHODS, Method
-from .optimizers import DAMPED, OF_MODELS, OF_TERMS, SEARCHING
+from .optimizers import OF_MODELS
 
 #: Normalisers with a learned scale and shift, behind the linear layers inside a network.
 NORMS: dict[str, list[type[nn.Module]]] = {"none": [], "batchnorm": [nn.BatchNorm1d], "layernorm": [nn.LayerNorm]}
@@ -56,11 +56,11 @@ class FieldRun(Run):
     @property
     def damped(self) -> bool:
         """Whether there is a damping to choose."""
-        return super().damped or self.optimizer in DAMPED
+        return super().damped or OF_MODELS[self.optimizer].damped
 
     def make_method(self) -> Method:
         """The method, with this run's damping and distance of measurements."""
-        method = METHODS[self.method] if self.optimizer in DAMPED else super().make_method()
+        method = METHODS[self.method] if OF_MODELS[self.optimizer].damped else super().make_method()
         if self.every is None or method.by_inputs is None:
             return method
         return replace(method, by_inputs=partial(method.by_inputs, every=self.every))
@@ -142,9 +142,9 @@ def carried(
 
 def ready(run: FieldRun, problem: Problem) -> tuple[nn.Module, Optimizer, Callable[[], Any]]:
     """Return the network, the run's optimizer in its method's wrapper, and the closure that its steps take."""
-    model = problem.model()
-    own = {"damping": run.damping} if run.optimizer in DAMPED else {}
-    optimizer = run.make_method().wrap(OF_MODELS[run.optimizer](model, run.lr, **own), model, torch.empty(0))
+    model, kind = problem.model(), OF_MODELS[run.optimizer]
+    own = {"damping": run.damping} if kind.damped else {}
+    optimizer = run.make_method().wrap(kind.make(model, run.lr, **own), model, torch.empty(0))
 
     def closure() -> Any:
         optimizer.zero_grad()
@@ -173,7 +173,7 @@ class History:
 def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
     """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; some search for their own."""
     model, optimizer, closure = ready(run, problem)
-    history, spent, number, next_at = History(), 0.0, 0, 0.0
+    kind, history, spent, number, next_at = OF_MODELS[run.optimizer], History(), 0.0, 0, 0.0
     while True:
         progress = number / run.steps if run.steps else spent / (run.seconds or 1.0)
         is_over = getattr(optimizer, "converged", False)  # of those that search
@@ -186,10 +186,10 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
             watch.note(number, {"error": [history.error[-1]]})
         if progress >= 1 or is_over or history.error[-1] is None:
             return history
-        if run.optimizer not in SEARCHING:
+        if not kind.searches:
             set_rates([optimizer], min(1.0, (number + 1) / WARM_UP) * (1 + math.cos(math.pi * progress)) / 2)
         start = time.process_time()
-        optimizer.step(problem.terms() if run.optimizer in OF_TERMS else closure)
+        optimizer.step(problem.terms() if kind.takes_terms else closure)
         spent += time.process_time() - start
         number += 1
         watch.tick()
@@ -202,7 +202,6 @@ _AS_LONG = {"lr", "damping", "seed", "crop", "steps", "seconds", "held_out"}
 def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
     """How runs are made whose problem is made from the settings; those of some seconds take about `pace` steps each."""
     return Kind(
-        load=lambda run, download: None,
         steps=lambda run, data: run.steps or round(pace * run.seconds),
         train=lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs],
         score=lambda result: result["error"][-1],  # None if the run diverged

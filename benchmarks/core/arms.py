@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..methods import METHODS
-from ..optimizers import LABELS
+from ..optimizers import OF_MODELS
 from .figure import panels, shade
 from .runs import Kind, R, Run, run_all
 from .store import Result, Store
 from .study import Sections, protocols
-from .tables import Cell, Section, Table, exact, grouped, machine, paired
+from .tables import Cell, Section, Table, exact, grouped, machine, paired, ranged
 from .tune import around, choose
 
 
@@ -47,9 +47,6 @@ STARTS |= {"adam-lbfgs": 1e-2, "spring": 0.1, "random-features": 4.0}  # of rand
 #: Settings in which the runs of one protocol may differ.
 WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set", "inner", "draws")
 _NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, ", "columns": "whitened columns, "}
-_HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
-_HUES |= {"gauss-newton": "black", "self-scaled-bfgs": "tab:purple", "spring": "tab:red", "adam-lbfgs": "tab:cyan"}
-_HUES |= {"random-features": "tab:olive"}
 
 
 def first_trial(like: Any, arm: Arm, damping: float = 0.1, starts: Mapping[str, float] = STARTS) -> Any:
@@ -87,7 +84,7 @@ def compete(
 def label(settings: Mapping[str, Any] | Run) -> str:
     """What tables and figures call an arm, such as "BatchNorm, whitened Muon"."""
     s = settings.settings() if isinstance(settings, Run) else settings
-    norm, optimizer = _NORMS[s["norm"]], LABELS[s["optimizer"]]
+    norm, optimizer = _NORMS[s["norm"]], OF_MODELS[s["optimizer"]].label
     width = [f"width {s['hidden']}"] if s.get("hidden") else []
     if s["method"] == "none":
         return ", ".join([f"{norm}{optimizer}", *width])
@@ -129,8 +126,7 @@ def quartiles(values: Sequence[float]) -> Cell:
     """The cell of an arm whose errors are shown by their powers of ten: median and quartiles."""
     powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
     low, middle, high = (10**power for power in powers)
-    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
-    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
+    return ranged(low, middle, high, n=len(values))
 
 
 class Look(NamedTuple):
@@ -207,7 +203,7 @@ def style(arm: Arm) -> dict[str, Any]:
     """
     is_wide, is_bare = arm.norm == "batchnorm", arm.method == "none" and arm.norm != "layernorm"
     return {
-        "color": _HUES.get(arm.optimizer, "black"),
+        "color": OF_MODELS[arm.optimizer].color,
         "linestyle": "-" if arm.method == "whitened" else "--" if is_bare else ":",
         "marker": "." if arm.rows else "",
         "linewidth": 2.2 if is_wide else 1.4 if (arm.hidden or 50) >= 50 else 0.8,

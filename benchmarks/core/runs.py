@@ -127,12 +127,13 @@ R = TypeVar("R", bound=Run)
 class Kind(NamedTuple):
     """How runs of one kind are made."""
 
-    load: Callable[[Any, bool], Any]  # (run, whether to download) → data of that run and all others of its command
     steps: Callable[[Any, Any], int]  # (run, data) → how many steps it takes
     train: Callable[[list[Any], Any, Watch], Sequence[dict[str, Any]]]  # (runs of one family, data, watch) → results
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
     alike: Callable[[Any], Hashable]  # run → what runs have in common whose steps take as long
     family: Callable[[Any], Hashable] = lambda run: run  # run → what runs that train side by side have in common
+    #: (run, whether to download) → data of that run and all others of its command.
+    load: Callable[[Any, bool], Any] = lambda run, download: None
 
 
 def summary_writer() -> Any:
@@ -274,6 +275,13 @@ def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
     ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return {"median": middle, "quartiles": [low, high], "rounds": len(ratios)}
+
+
+def in_turn(runs: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, dict[str, Any]], float]:
+    """Time everything in turn; return the ratios to the first, by name, and its median in milliseconds."""
+    seconds = interleaved(runs, rounds)
+    first = next(iter(seconds.values()))
+    return {name: ratio(own, first) for name, own in seconds.items()}, 1e3 * statistics.median(first)
 
 
 def measure(store: Store, wanted: dict[str, Callable[[], dict[str, Any]]], *, again: bool = False) -> None:

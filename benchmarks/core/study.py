@@ -42,6 +42,18 @@ class Training(Options):
     """also write losses while they train, to OUT/NAME.tensorboard"""
 
 
+@dataclass
+class Compared(Training):
+    """What a study of arms has, which learn the same problems."""
+
+    trials: int = 10
+    """that choose an arm's learning rate and damping, or more until the rate lies inside"""
+    seeds: int = 10
+    """how many; they begin at 1"""
+    steps: int = 500
+    """of every run"""
+
+
 Given = TypeVar("Given", bound=Options)
 
 

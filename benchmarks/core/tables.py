@@ -135,6 +135,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"": mean, "error": error, "n": len(values)} if len(values) > 1 else {"": mean, "n": 1}
 
 
+def ranged(low: float, middle: float, high: float, spec: str = ".2g", **more: Any) -> Cell:
+    """A cell with a middle, and in brackets the ends that it lies between."""
+    text = f"{middle:{spec}} ({low:{spec}} to {high:{spec}})"
+    return Cell(text, {"": middle, "low": low, "high": high, **more})
+
+
 def against(own: Sequence[float], other: Sequence[float], form: str = "{:+.2f} ({:.2g})") -> Cell:
     """A cell with the difference of the means and Welch's p."""
     difference = welch(own, other)

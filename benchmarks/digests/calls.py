@@ -3,6 +3,7 @@
 import inspect
 import statistics
 from collections.abc import Callable
+from functools import partial
 from operator import truediv
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,24 +15,12 @@ from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..studies.fourier import STEPS, prices
 from ..train import DERIVATIVES
-from .reached import NONLINEAR, Settings, Stores, best_runs, measure_of, runs, trials, values
+from .reached import NONLINEAR, Sample, Settings, Stores, arm, best_runs, measure_of, runs, timings, trials, values
 
 #: What makes a run that others of its file are compared with.
 _KEYS = ("norm", "method", "optimizer", "every", "rows", "embedding_deviation", "embedding_lr")
-#: (stores, runs of the wrapped optimizer, of the bare one) → the price of a step, in steps of the latter.
-Price = Callable[[Stores, list[Result], list[Result]], float | None]
-
-
-class Evidence(NamedTuple):
-    """What the runs of a call say, beside those of its optimizer alone."""
-
-    gain: Cell
-    n: str
-    trials: tuple[int, int]  # with the wrapper, without it
-    price: float | None
-    rival: Cell
-    rates: tuple[float, float]  # learning rates, without the wrapper and with it
-    damping: float | None
+#: The price of a step, in steps of the bare optimizer; None where nothing says it.
+Price = Callable[[Stores], float | None]
 
 
 class Call(NamedTuple):
@@ -48,36 +37,26 @@ class Call(NamedTuple):
     worth: bool = True  # whether pages show what it gains
     typical: bool = True  # whether pages show its settings
 
-    def evidence(self, stores: Stores) -> Evidence:
-        """Return what the runs say: the gain by a t test's interval, and beside it the best of the rivals."""
-        measure = measure_of(stores, self.file)
+    def runs(self, stores: Stores, settings: Settings) -> list[Result]:
+        """The best runs with some settings, among those that are compared."""
+        return best_runs(stores, self.file, **{**self.among, **settings})
 
-        def best(settings: Settings) -> list[Result]:
-            return best_runs(stores, self.file, **{**self.among, **settings})
-
-        wrapped, bare = best(self.wrapped), best(self.bare)
-        sample, alone = values(wrapped), values(bare)
+    def lead(self, stores: Stores) -> Cell:
+        """How far it is ahead of the best of the rivals, by a t test's interval."""
+        measure, (own, alone) = measure_of(stores, self.file), self.samples(stores)
         groups = grouped(runs(stores, self.file, **self.among), lambda r: tuple(map(r["settings"].get, _KEYS)))
         rivals = [dict(zip(_KEYS, key, strict=True)) for key in groups if not from_this_library(*key[1:3])]
-        samples = {place: values(best(rival)) for place, rival in enumerate(rivals)}
-        place, gain = measure.best(samples), measure.difference(sample, alone)
-        lead = Cell("the optimizer alone", {"": "the optimizer alone"})
-        if samples[place] != alone:
-            name, cell = _label(rivals[place]), measure.amount(measure.difference(sample, samples[place]))
-            numbers = {f"difference {key}".strip(): value for key, value in cell.numbers.items()}
-            lead = Cell(f"{name}: {cell.text}", {"": name, **numbers})
-        first, plain = wrapped[0]["settings"], bare[0]["settings"]
-        with_it, without = (trials(stores, self.file, {**self.among, **own}) for own in (self.wrapped, self.bare))
-        rates = plain["lr"], first["lr"]
-        return Evidence(
-            measure.amount(gain),
-            gain.n,
-            (with_it, without),
-            self.price(stores, wrapped, bare),
-            lead,
-            rates,
-            first.get("damping"),
-        )
+        samples = {place: values(self.runs(stores, rival)) for place, rival in enumerate(rivals)}
+        place = measure.best(samples)
+        if samples[place] == alone:
+            return Cell("the optimizer alone", {"": "the optimizer alone"})
+        name, cell = _label(rivals[place]), measure.amount(measure.difference(own, samples[place]))
+        numbers = {f"difference {key}".strip(): value for key, value in cell.numbers.items()}
+        return Cell(f"{name}: {cell.text}", {"": name, **numbers})
+
+    def samples(self, stores: Stores) -> list[Sample]:
+        """What was reached with the wrapper, and without it."""
+        return [values(self.runs(stores, settings)) for settings in (self.wrapped, self.bare)]
 
 
 def from_this_library(method: str, optimizer: str | None = None) -> bool:
@@ -101,35 +80,36 @@ def _label(settings: Settings) -> str:
     return f"{name}, {({'sgd': 'SGD', 'adam': 'Adam', 'muon': 'Muon', 'soap': 'SOAP'}).get(settings['optimizer'])}"
 
 
-def _pace(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float | None:
-    """The price of a step by the processor time of runs of one equation, network and number of points, if there are."""
+def _pace(equation: str, optimizer: str) -> Price:
+    """By the processor time of runs of one equation, network and number of points, if there are."""
 
-    def paces(results: list[Result]) -> dict[Any, float]:
-        like = {name: results[0]["settings"].get(name) for name in ("equation", "optimizer", "method", "rows")}
-        alike = grouped(runs(stores, "equations", **like), setting("hidden", "inner"))
-        return {key: statistics.median(map(pace, each)) for key, each in alike.items()}
-
-    with_it, without = paces(wrapped), paces(bare)
-    ratios = [with_it[key] / without[key] for key in with_it if key in without]
-    return statistics.median(ratios) if ratios else None
-
-
-def _untimed(stores: Stores, wrapped: list[Result], bare: list[Result]) -> None:
-    """The price of a step where runs are of different days, and no rows were timed in turn."""
-
-
-def _timed(suite: str, *parts: str, over: str = "") -> Price:
-    """The price of a step by the first row of a suite of timings whose name has all parts, over that of another row."""
-
-    def price(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
-        (rows,) = (r["rows"] for r in stores["speed"].read() if r["key"] == suite)
-        times = {row["what"]: float(row["time_ratio"]["median"]) for row in rows}
-        return next(time for what, time in times.items() if all(p in what for p in parts)) / times.get(over, 1.0)
+    def price(stores: Stores) -> float | None:
+        paces = []
+        for own in (arm(optimizer, "whitened", DERIVATIVES), arm(optimizer)):
+            alike = grouped(runs(stores, "equations", equation=equation, **own), setting("hidden", "inner"))
+            paces.append({key: statistics.median(map(pace, each)) for key, each in alike.items()})
+        with_it, without = paces
+        ratios = [with_it[key] / without[key] for key in with_it if key in without]
+        return statistics.median(ratios) if ratios else None
 
     return price
 
 
-def _convolutions(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
+def _untimed(stores: Stores) -> None:
+    """Runs are of different days, and no rows were timed in turn."""
+
+
+def _timed(suite: str, name: str, over: str = "") -> Price:
+    """By a row of a suite of timings, over that of another row."""
+
+    def price(stores: Stores) -> float:
+        times = {what: float(row["time_ratio"]["median"]) for what, row in timings(stores, suite).items()}
+        return times[name] / times.get(over, 1.0)
+
+    return price
+
+
+def _convolutions(stores: Stores) -> float:
     """The higher of the prices in the two networks of convolutions."""
     ratios = []
     for file in ("cnn", "cnn-pool"):
@@ -145,16 +125,12 @@ def _fields(
     task: str, file: str, among: Settings, worth: str, typical: str, price: Callable[[str], Price],
     rows: str | None = None, optimizers: str = "adam muon soap",
 ) -> list[Call]:  # fmt: skip
-    """A row for each optimizer; `price` is of its name."""
-
-    def arm(optimizer: str, method: str, rows: str | None = None) -> Settings:
-        return {"norm": "none", "optimizer": optimizer, "method": method, "every": None, "rows": rows}
-
+    """A row for each optimizer, with its price."""
     return [
         Call(f"{task}, {_ARMS[optimizer]}",
             f"`Whitened({_ARMS[optimizer]}(…), model, damping=…)`" + ", float64" * (file == "equations"),
-            METHODS["whitened"].by_inputs, file, arm(optimizer, "whitened", rows), arm(optimizer, "none"), among,
-            price(_ARMS[optimizer]), optimizer in worth.split(), optimizer in typical.split())
+            METHODS["whitened"].by_inputs, file, arm(optimizer, "whitened", rows), arm(optimizer), among,
+            price(optimizer), optimizer in worth.split(), optimizer in typical.split())
         for optimizer in optimizers.split()
     ]  # fmt: skip
 
@@ -173,14 +149,14 @@ def _cifar(task: str, write: str, file: str, own: str, optimizer: str, among: Se
         typical=optimizer != "muon")  # fmt: skip
 
 
-def _in_turn(name: str) -> Price:
+def _in_turn(optimizer: str) -> Price:
     """By ten layers that were timed in turn; ratios are to Adam, whose row is not among them."""
-    return _timed("coordinates", f"whitened {name}", over=name)
+    return _timed("coordinates", f"whitened {_ARMS[optimizer]}", over=_ARMS[optimizer])
 
 
-def _behind_features(name: str) -> Price:
-    def price(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
-        times = prices(stores["fourier"])
+def _behind_features(optimizer: str) -> Price:
+    def price(stores: Stores) -> float:
+        times, name = prices(stores["fourier"]), _ARMS[optimizer]
         return float(times[f"whitened {name}"]["median"] / times[name]["median"])
 
     return price
@@ -194,10 +170,10 @@ CALLS = [
     *_fields("picture, ReLU, He's initialisation", "initialisation", {"network": "he"}, "adam soap", "", _in_turn,
         optimizers="adam soap"),
     *_fields("picture, ReLU, batches of 512 pixels", "coordinates",
-        {"network": "relu", "size": 64, "batch_size": 512}, "", "", lambda name: _untimed),
+        {"network": "relu", "size": 64, "batch_size": 512}, "", "", lambda optimizer: _untimed),
     *(call for equation in ("burgers", "reaction", "allen-cahn", "korteweg-de-vries", "kovasznay") for call in
       _fields(f"{NONLINEAR[equation]}, a minute", "equations", {"equation": equation}, "soap", "",
-        lambda name: _pace, DERIVATIVES, optimizers="soap")),
+        partial(_pace, equation), DERIVATIVES, optimizers="soap")),
     *(_cifar(f"CNN without a normaliser, {name}", f"`Whitened({name}(…), model, rank=16, damping=…)`",
         "cnn-pool-tuned", "whitened-16", name.lower(), {}, _convolutions) for name in ("Adam", "Muon")),
     _characters("transformer without norms, AdamW", "`Whitened(AdamW(…), model, rank=16)`", "whitened-adamw-16",
@@ -209,7 +185,8 @@ CALLS = [
     _characters("transformer with LayerNorm, Muon", "`Whitened(Muon(…), model)`", "whitened-muon",
         "muon", "layernorm", None, _timed("whitened", "Muon, batch 16, every 10")),
     _cifar("tanh MLP, SGD", "`GradientOnly(SGD(…), model, BatchIdeal(…))`", "mlp-tuned", "batch-ideal", "sgd",
-        {"activation": "tanh"}, _timed("layers", "training step [3072, 32, 32, 10]", "GradientOnly with BatchIdeal")),
+        {"activation": "tanh"}, _timed("layers",
+            "training step [3072, 32, 32, 10], batch 32, SGD, GradientOnly with BatchIdeal")),
 ]  # fmt: skip
 
 
@@ -228,50 +205,41 @@ def _name(wrapper: Any) -> str:
 
 
 def _calls(stores: Stores, name: str, folder: Path) -> Section:
-    rows, worth = list[Row](), list[bool]()
+    rows = list[Row]()
     for call in CALLS:
-        found = call.evidence(stores)
-        with_it, without = found.trials
-        trials = Cell(f"{with_it}, {without}", {"with": with_it, "without": without})
-        rows.append(
-            [call.task, _name(call.wrapper), found.gain, found.n, trials, exact(found.price, ".2f"), found.rival]
-        )
-        worth.append(call.worth)
+        measure, both = measure_of(stores, call.file), (call.wrapped, call.bare)
+        gain = measure.difference(*call.samples(stores))
+        with_it, without = (trials(stores, call.file, {**call.among, **own}) for own in both)
+        tried = Cell(f"{with_it}, {without}", {"with": with_it, "without": without})
+        price = exact(call.price(stores), ".2f")
+        rows.append([call.task, _name(call.wrapper), measure.amount(gain), gain.n, tried, price, call.lead(stores)])
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "lead on the best without this library"]
     caption = (
         "Less is better of nats, and of ×, the factor on an error. A price is in steps of the optimizer alone. Without "
         "norms the best has none either."
     )
-    return Section([Table(header, rows, worth), caption])
+    return Section([Table(header, rows, [call.worth for call in CALLS]), caption])
 
 
 def _settings(stores: Stores, name: str, folder: Path) -> Section:
-    rows, worth = list[Row](), list[bool]()
+    rows = list[Row]()
     for call in CALLS:
-        found = call.evidence(stores)
-        damping = exact(found.damping) if found.damping is not None else exact(_option(call.wrapper, "damping") or None)
+        wrapped, bare = (call.runs(stores, own)[0]["settings"] for own in (call.wrapped, call.bare))
+        damping = exact(wrapped.get("damping", _option(call.wrapper, "damping") or None))
         rank, every = (_option(call.wrapper, option) for option in ("rank", "every"))
-        rates = [exact(rate) for rate in found.rates]
+        rates = exact(bare["lr"]), exact(wrapped["lr"])
         rows.append([call.task, call.write, *rates, damping, "all" if rank is None else exact(rank or None),
                      exact(every or None)])  # fmt: skip
-        worth.append(call.worth and call.typical)
     header = ["you have", "write", "learning rate, alone", "wrapped", "`damping`", "`rank`", "`every`"]
+    worth = [call.worth and call.typical for call in CALLS]
     return Section([Table(header, rows, worth), "Chosen by trials on data that no table shows."])
 
 
 _OF = (
-    "coordinates",
-    "fourier",
-    "initialisation",
-    "equations",
-    "cnn",
-    "cnn-pool",
-    "cnn-pool-tuned",
-    "norm-free",
-    "mlp-tuned",
-    "speed",
-)
+    "coordinates", "fourier", "initialisation", "equations", "cnn", "cnn-pool", "cnn-pool-tuned", "norm-free",
+    "mlp-tuned", "speed",
+)  # fmt: skip
 DIGESTS = {
     "calls": Digest(_OF, _calls, ("docs/results/index.md",)),
     "settings": Digest(_OF, _settings, ("docs/chooser.md",)),

@@ -11,7 +11,7 @@ from ..core.study import Digest
 from ..core.tables import Row, Section, Table, exact, grouped
 from ..core.tune import eighths
 from ..methods import METHODS
-from ..optimizers import LABELS
+from ..optimizers import OF_MODELS
 from ..problems.pictures import psnr
 
 
@@ -43,7 +43,7 @@ _COLUMNS = [-28, -24, -20, -16, -12, -8, -4, 0, 4]
 
 def _optimizer(settings: Mapping[str, Any]) -> str:
     name = str(METHODS[settings["method"]].optimizer or settings["optimizer"])
-    return {"adamw": "AdamW"}.get(name) or LABELS[name]
+    return "AdamW" if name == "adamw" else OF_MODELS[name].label
 
 
 def regrets(results: Iterable[Result], loss: Callable[[float], float]) -> dict[str, list[dict[int, float]]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..core.study import Digest
 from ..core.tables import Cell, Section, Table
 from .calls import CALLS
-from .reached import ACCURACY, Settings, Stores, best_runs, measure_of, values
+from .reached import ACCURACY, Settings, Stores, measure_of, reached
 
 _SAID = "[as well without it](docs/results/index.md)"
 #: In place of a task: the equation of README's picture, which GaussNewton solves and no wrapper.
@@ -27,13 +27,14 @@ ROWS = [
 
 
 def _mean(stores: Stores, file: str, settings: Settings) -> float:
-    return measure_of(stores, file).mean(values(best_runs(stores, file, **settings)))
+    return measure_of(stores, file).mean(reached(stores, file, **settings))
 
 
 def _error(stores: Stores, optimizer: str) -> float:
     """The median of an optimizer's errors on Burgers' equation."""
-    settings = {"equation": BURGERS, "optimizer": optimizer, "method": "none"}
-    return statistics.median(values(best_runs(stores, "equations", **settings)).values())
+    return statistics.median(
+        reached(stores, "equations", equation=BURGERS, optimizer=optimizer, method="none").values()
+    )
 
 
 def _front(stores: Stores, name: str, folder: Path) -> Section:
@@ -47,7 +48,7 @@ def _front(stores: Stores, name: str, folder: Path) -> Section:
             call = calls[task]
             alone, wrapped = (_mean(stores, call.file, {**call.among, **own}) for own in (call.bare, call.wrapped))
             unit = "%" if measure_of(stores, call.file) is ACCURACY else "dB"
-            price = call.evidence(stores).price or 0.0
+            price = call.price(stores) or 0.0
             cells = [
                 Cell(f"{alone:.1f} → {wrapped:.1f} {unit}", {"alone": alone, "wrapped": wrapped}),
                 Cell(f"{price:.1f} ×", {"": price}),

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from scipy.stats import ttest_ind
 
-from ..core.tables import SIGNIFICANT, mean_and_error, plus_minus, welch
+from ..core.tables import SIGNIFICANT, plus_minus
 from ..methods import METHODS
 from ..studies import table1
 from ..studies.table1 import SIZES, over_sizes, series
-from .reached import Measure, Sample, Settings, Stores, best_runs, measure_of, reached, values
+from .reached import Measure, Sample, Settings, Stores, measure_of, reached
 
 #: The file of Table 1.
 TABLE1 = "table1"
@@ -42,29 +42,27 @@ class Claim(NamedTuple):
     """One claim, and how results judge it.
 
     Example:
-        >>> claim = Claim("A is ahead of B", "cnn, cnn-pool", ahead, {"method": "a"}, [{"method": "b"}])
-        >>> [(part.files, part.own) for part in claim.parts]
-        [('cnn', {'method': 'a'}), ('cnn-pool', {'method': 'a'})]
+        >>> each = [{"activation": "tanh"}, {"activation": "relu"}]
+        >>> claim = Claim("A is ahead of B", "cnn", ahead, {"method": "a"}, [{"method": "b"}], each)
+        >>> [part.own for part in claim.parts]
+        [{'activation': 'tanh', 'method': 'a'}, {'activation': 'relu', 'method': 'a'}]
     """
 
     text: str
-    files: str  # of results; it is claimed of all of them
+    file: str  # of results
     judge: Callable[[Stores, "Claim"], Finding]
     own: Settings = MappingProxyType({})
     others: Sequence[Settings] = ()
-    margin: float = 0.0
     each: Sequence[Settings] = ({},)  # beside own and others; it is claimed with all of them
     against: str = ""  # what pages call the others
 
     @property
     def parts(self) -> list["Claim"]:
-        """The claims that it is made of, which have one file and nothing beside."""
+        """The claims that it is made of, which have nothing beside."""
         return [
-            self._replace(
-                files=file, own={**more, **self.own}, others=[{**more, **other} for other in self.others], each=({},)
-            )
-            for file in self.files.split(", ") for more in self.each
-        ]  # fmt: skip
+            self._replace(own={**more, **self.own}, others=[{**more, **other} for other in self.others], each=({},))
+            for more in self.each
+        ]
 
     def finding(self, stores: Stores) -> Finding:
         """The verdict; undecided where results are missing."""
@@ -90,11 +88,11 @@ def row(stores: Stores, method: str, activation: str, file: str = TABLE1) -> Sam
     by_size = series(stores[file].read()).get((method, activation), {})
     if set(by_size) != set(SIZES):
         raise LookupError(f"{file} has not every batch size of {method}, {activation}.")
-    return over_sizes(by_size)
+    return dict(enumerate(over_sizes(by_size)))
 
 
 def sample(stores: Stores, file: str, settings: Settings) -> Sample:
-    """What every seed of a claim's runs reached: of Table 1 over batch sizes, of any other file in the end."""
+    """What a claim's runs reached: of Table 1 over batch sizes, of any other file in the end."""
     if file == TABLE1:
         return row(stores, **settings)
     return reached(stores, file, **settings)
@@ -107,26 +105,22 @@ def label(settings: Settings) -> str:
 
 # The judges.
 def ahead(stores: Stores, claim: Claim) -> Finding:
-    """Own is better than the best of the others by Welch's test, or in pairs where problems are the same."""
-    measure = measure_of(stores, claim.files)
-    if measure.has_pairs:
-        own, other = (values(best_runs(stores, claim.files, **each)) for each in (claim.own, *claim.others))
-        return in_pairs(own, other, measure)
-    others = {label(other): sample(stores, claim.files, other) for other in claim.others}
-    return lead(sample(stores, claim.files, claim.own), others, measure)
+    """Own is better than the best of the others."""
+    others = {label(other): sample(stores, claim.file, other) for other in claim.others}
+    return lead(sample(stores, claim.file, claim.own), others, measure_of(stores, claim.file))
 
 
-def no_worse(stores: Stores, claim: Claim) -> Finding:
+def no_worse(stores: Stores, claim: Claim, *, margin: float = 1.0) -> Finding:
     """Own is ahead of the other, or within the margin."""
-    ours, theirs = (sample(stores, claim.files, settings) for settings in (claim.own, *claim.others))
-    return within(ours, theirs, claim.margin, measure_of(stores, claim.files))
+    ours, theirs = (sample(stores, claim.file, settings) for settings in (claim.own, *claim.others))
+    return within(ours, theirs, margin, measure_of(stores, claim.file))
 
 
 def slope(stores: Stores, claim: Claim, *, sign: int) -> Finding:
     """The line of accuracy over batch size falls (sign −1) or rises."""
     method, activation = claim.own["method"], claim.own["activation"]
-    seeds = row(stores, method, activation, claim.files)
-    fitted = table1.line(series(stores[claim.files].read())[method, activation])
+    seeds = row(stores, method, activation, claim.file)
+    fitted = table1.line(series(stores[claim.file].read())[method, activation])
     assert fitted is not None  # `row` has looked
     figure = f"{METHODS[method].label} {100 * fitted.slope:+.2f} ± {100 * fitted.stderr:.2f} points per 100"
     return significant(fitted.slope * sign > 0, fitted.pvalue, figure, len(seeds))
@@ -138,11 +132,12 @@ falls, rises = (partial(slope, sign=sign) for sign in (-1, 1))
 # What they say of numbers.
 def lead(ours: Sample, others: Mapping[str, Sample], measure: Measure) -> Finding:
     """Ours are better than the best of the others, which has its name in the figure if there are several."""
-    lower = measure.is_lower_better
-    name = (min if lower else max)(others, key=lambda other: mean_and_error(others[other])[0])
-    difference = welch(ours, others[name])
+    name = measure.best(others)
+    difference = measure.difference(ours, others[name])
+    if math.isnan(difference.mean):
+        return Finding(None, "a run broke down", difference.n)
     figure = _means(ours, others[name], measure) + (f" ({name})" if len(others) > 1 else "")
-    holds = difference.mean < 0 if lower else difference.mean > 0
+    holds = difference.mean < 0 if measure.is_lower_better else difference.mean > 0
     return significant(holds, difference.p, figure, difference.n, measure.amount(difference).text)
 
 
@@ -153,23 +148,15 @@ def within(ours: Sample, theirs: Sample, margin: float, measure: Measure) -> Fin
     twice that of the one-sided test.
     """
     sign = -1 if measure.is_lower_better else 1
-    shifted, fixed = [sign * value + margin for value in ours], [sign * value for value in theirs]
+    shifted, fixed = [sign * value + margin for value in ours.values()], [sign * value for value in theirs.values()]
     behind = float(ttest_ind(shifted, fixed, equal_var=False, alternative="greater").pvalue)
-    p, difference = min(1.0, 2 * min(behind, 1 - behind)), welch(ours, theirs)
+    p, difference = min(1.0, 2 * min(behind, 1 - behind)), measure.difference(ours, theirs)
     figure, text = _means(ours, theirs, measure), measure.amount(difference).text
     return significant(behind < 0.5, p, figure, difference.n, text)
 
 
-def in_pairs(own: Mapping[Any, float], other: Mapping[Any, float], measure: Measure) -> Finding:
-    """Errors by problem are better than others."""
-    difference = measure.difference(own, other)
-    if math.isnan(difference.mean):
-        return Finding(None, "a run broke down", difference.n)
-    holds = difference.mean < 0 if measure.is_lower_better else difference.mean > 0
-    return significant(holds, difference.p, "", difference.n, measure.amount(difference).text)
-
-
 def _means(ours: Sample, theirs: Sample, measure: Measure) -> str:
-    """Both means."""
+    """Both means; of pairs the difference says more."""
     digits = 3 if measure.unit == "nats" else 2
-    return f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}"
+    means = (plus_minus([*sample.values()], digits) for sample in (ours, theirs))
+    return "" if measure.has_pairs else " against ".join(means)

@@ -61,7 +61,7 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         found = {}
         for row in ROWS:
             with suppress(LookupError):
-                found[row.label] = of(row)
+                found[row.label] = [*of(row).values()]
         return Column(panel, mark, unit, found)
 
     def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:

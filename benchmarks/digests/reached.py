@@ -1,6 +1,7 @@
 """What runs reached, whatever they learned, and how far some are ahead of others."""
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -20,8 +21,8 @@ NONLINEAR = {
     "burgers": "Burgers' equation", "reaction": "reaction equation", "allen-cahn": "Allen and Cahn's equation",
     "korteweg-de-vries": "Korteweg and de Vries' equation", "kovasznay": "Kovasznay's flow",
 }  # fmt: skip
-#: What every seed reached.
-Sample = list[float]
+#: What runs reached, by problem or seed.
+Sample = Mapping[Any, float]
 
 
 class Measure(NamedTuple):
@@ -32,16 +33,16 @@ class Measure(NamedTuple):
     has_pairs: bool = False  # arms have learned the same problems
     shown: Callable[[float], float] = float  # of what a run has
 
-    def best(self, samples: Mapping[Any, Mapping[Any, float]]) -> Any:
+    def best(self, samples: Mapping[Any, Sample]) -> Any:
         """The key of the best of several samples, by the mean of what is shown."""
         best = min if self.is_lower_better else max
         return best(samples, key=lambda key: self.mean(samples[key]))
 
-    def mean(self, sample: Mapping[Any, float]) -> float:
+    def mean(self, sample: Sample) -> float:
         """The mean of what is shown."""
         return statistics.fmean(map(self.shown, sample.values()))
 
-    def difference(self, sample: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
+    def difference(self, sample: Sample, other: Sample) -> Difference:
         """The one minus the other: in pairs, or by Welch's test."""
         return paired(sample, other, self.shown) if self.has_pairs else welch([*sample.values()], [*other.values()])
 
@@ -127,8 +128,8 @@ def trials(stores: Stores, file: str, settings: Settings) -> int:
     return max((len({tuple(map(r["settings"].get, chosen_of)) for r in same}) for same in alike), default=0)
 
 
-def values(results: list[Result]) -> dict[Any, float]:
-    """What runs reached, by problem or seed: an error, an accuracy or a test loss."""
+def values(results: list[Result]) -> Sample:
+    """What runs reached: an error, an accuracy or a test loss."""
     if "error" in results[0]:
         return errors(results)
     if "test_accuracy" in results[0]:
@@ -137,5 +138,16 @@ def values(results: list[Result]) -> dict[Any, float]:
 
 
 def reached(stores: Stores, file: str, **wanted: Any) -> Sample:
-    """What every seed of the best runs with some settings reached in the end; see `best_runs`."""
-    return [*values(best_runs(stores, file, **wanted)).values()]
+    """What the best runs with some settings reached in the end; see `best_runs`."""
+    return values(best_runs(stores, file, **wanted))
+
+
+def timings(stores: Stores, suite: str, pattern: str = "") -> dict[str, Any]:
+    """The rows of a suite of timings in whose names a pattern is found, by name."""
+    (rows,) = (r["rows"] for r in stores["speed"].read() if r["key"] == suite)
+    return {row["what"]: row for row in rows if re.search(pattern, row["what"])}
+
+
+def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settings:
+    """The settings of an arm without a normaliser."""
+    return {"norm": "none", "optimizer": optimizer, "method": method, "every": None, "rows": rows}

@@ -11,7 +11,7 @@ from ..methods import METHODS
 from ..studies import isometry_training, mechanism
 from ..studies.papers import cells
 from .judges import TABLE1, Claim, Finding, lead, significant
-from .reached import ACCURACY, Stores, reached, runs
+from .reached import ACCURACY, Stores, reached, runs, timings, values
 
 Judge = Callable[[Stores, Claim], Finding]
 
@@ -20,7 +20,7 @@ def whole(judge: Judge) -> Judge:
     """A judge of runs of a hundred epochs, as in the paper's figures; those of shorter runs are undecided."""
 
     def judged(stores: Stores, claim: Claim) -> Finding:
-        finding, ran = judge(stores, claim), max(r["settings"]["epochs"] for r in runs(stores, claim.files))
+        finding, ran = judge(stores, claim), max(r["settings"]["epochs"] for r in runs(stores, claim.file))
         return finding if ran >= 100 else finding._replace(holds=None, word=f"{ran} of 100 epochs")
 
     return judged
@@ -34,15 +34,13 @@ def along(
     wanted = {key: value for key, value in claim.own.items() if key != "method"}
     name, *names = (each["method"] for each in (claim.own, *claim.others))
     verdicts = [
-        lead(at[name][place][0]["test_accuracy"][-1], {
-            other: at[other][place][0]["test_accuracy"][-1] for other in names
-        }, ACCURACY).holds
-        for panel, at in cells(runs(stores, claim.files, **wanted), "width").items()
+        lead(values(at[name][place]), {other: values(at[other][place]) for other in names}, ACCURACY).holds
+        for panel, at in cells(runs(stores, claim.file, **wanted), "width").items()
         for place in at.get(name, ())
         if keep(panel, place)
     ]  # fmt: skip
     if not verdicts:
-        raise LookupError(f"{claim.files}: no width or depth of those that the claim is about.")
+        raise LookupError(f"{claim.file}: no width or depth of those that the claim is about.")
     won, lost = verdicts.count(True), verdicts.count(False)
     figure = f"ahead at {won} of {len(verdicts)} widths and depths, behind at {lost}"
     return Finding(True if won == len(verdicts) else False if lost else None, figure)
@@ -76,7 +74,7 @@ def drop(stores: Stores, claim: Claim, *, of: Sequence[str]) -> Finding:
 
 def flat_rates(stores: Stores, claim: Claim) -> Finding:
     """At rates from 0.3 to 3 a method ends within two points of its best, over all batch sizes."""
-    by_size = grouped(runs(stores, claim.files, **claim.own), setting("batch_size"))
+    by_size = grouped(runs(stores, claim.file, **claim.own), setting("batch_size"))
     means = [{r["settings"]["lr"]: statistics.fmean(r["test_accuracy"][-1]) for r in rs} for rs in by_size.values()]
     worst = max(max(at.values()) - min(at[lr] for lr in (0.3, 1.0, 3.0)) for at in means)
     sizes = ", ".join(map(str, sorted(by_size)))
@@ -86,9 +84,9 @@ def flat_rates(stores: Stores, claim: Claim) -> Finding:
 def shrinks(stores: Stores, claim: Claim) -> Finding:
     """The lead over the other, tuned, is greater in the smaller network."""
     leads = []
-    for file in ("cifar10-trials", claim.files):
+    for file in ("cifar10-trials", claim.file):
         ours, theirs = (reached(stores, file, **each) for each in (claim.own, *claim.others))
-        leads.append(sum(ours) / len(ours) - sum(theirs) / len(theirs))
+        leads.append(statistics.fmean(ours.values()) - statistics.fmean(theirs.values()))
     return Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
 
 
@@ -111,15 +109,14 @@ def own_gain(stores: Stores, claim: Claim) -> Finding:
 
 def needs_no_jacobians(stores: Stores, claim: Claim) -> Finding:
     """What a corrected layer costs without Jacobians, and what whole steps cost without and with them."""
-    rows = next(suite for suite in stores["speed"].read() if suite["key"] == "layers")["rows"]
 
-    def times(part: str, end: str) -> str:
-        ratios = [row["time_ratio"]["median"] for row in rows if part in row["what"] and row["what"].endswith(end)]
+    def times(pattern: str) -> str:
+        ratios = [row["time_ratio"]["median"] for row in timings(stores, "layers", pattern).values()]
         return f"{min(ratios):.3g} to {max(ratios):.3g}"
 
-    linear, steps = times("Linear", "Proportional"), times("step", "GradientOnly")
+    linear, steps = times("Linear.*Proportional$"), times("step.*GradientOnly$")
     figure = f"{linear} times the plain linear layer, whole steps of small networks {steps} times, by Jacobians "
-    return Finding(False, figure + times("", "backward"))
+    return Finding(False, figure + times("backward$"))
 
 
 def thesis(stores: Stores, claim: Claim) -> Finding:
@@ -134,7 +131,7 @@ def thesis(stores: Stores, claim: Claim) -> Finding:
 def same_path(stores: Stores, claim: Claim) -> Finding:
     """A method's accuracies over gauges of σ = 2 lie within two points."""
     ours, plain = (
-        runs(stores, claim.files, **each, rescaled=2.0)[0]["test_accuracy"][-1] for each in (claim.own, *claim.others)
+        runs(stores, claim.file, **each, rescaled=2.0)[0]["test_accuracy"][-1] for each in (claim.own, *claim.others)
     )
     ends = f"{min(ours):.2f} to {max(ours):.2f}"
     figure = f"{claim.own['optimizer']}: {ends} over gauges of σ = 2, plain {min(plain):.2f} to {max(plain):.2f}"
@@ -152,7 +149,7 @@ def loses_less(stores: Stores, claim: Claim, *, along: str) -> Finding:
     """
     means = []
     for each in (*claim.others, claim.own):
-        by_place = cells(runs(stores, claim.files, **each), along)
+        by_place = cells(runs(stores, claim.file, **each), along)
         places = [at for methods in by_place.values() for at in methods[each["method"]].values()]
         means.append([max(statistics.fmean(r["test_accuracy"][-1]) for r in at) for at in places])
     learned = [pair for pair in zip(*means, strict=True) if max(pair) > CHANCE + 1]

@@ -10,7 +10,7 @@ from ..problems.regression import DRAWN
 from ..studies import table1
 from ..studies.fourier import STEPS
 from ..train import DERIVATIVES
-from .reached import Settings, Stores, best_runs, measure_of, values
+from .reached import Settings, Stores, arm, measure_of, reached, timings
 
 #: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
 #: whose logarithms differ so; or low and high.
@@ -19,7 +19,7 @@ Numbers = Mapping[str, Any]
 
 def lead(stores: Stores, file: str, own: Settings, other: Settings) -> Numbers:
     """How far some runs are ahead of others, with the digits of p that sentences have."""
-    ours, theirs = (values(best_runs(stores, file, **settings)) for settings in (own, other))
+    ours, theirs = (reached(stores, file, **settings) for settings in (own, other))
     gain, p, low, high, _ = measure_of(stores, file).difference(ours, theirs)
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.{2 if p >= 0.0145 else 3}f}"
     return {"gain": gain, "loss": -gain, "low": low, "high": high, "p": shown, "times": 10 ** abs(gain)}
@@ -35,20 +35,16 @@ def between(values: Sequence[float]) -> Numbers:
     return {"low": min(values), "high": max(values)}
 
 
-def speed(
-    stores: Stores, suite: str, parts: str, *, of: str = "time_ratio", scale: float = 1, less: float = 0
-) -> Numbers:  # fmt: skip
-    """Medians of the rows of a suite whose names have all parts, which a bar divides."""
-    (result,) = (r for r in stores["speed"].read() if r["key"] == suite)
-    rows = [row[of] for row in result["rows"] if all(part in row["what"] for part in parts.split("|"))]
-    return between([scale * ((row["median"] if isinstance(row, dict) else row) - less) for row in rows])
+def timed(
+    suite: str, pattern: str, *, of: str = "time_ratio", scale: float = 1, less: float = 0
+) -> Callable[[Stores], Numbers]:  # fmt: skip
+    """Medians of the rows of a suite of timings in whose names a pattern is found."""
 
+    def numbers(stores: Stores) -> Numbers:
+        rows = [row[of] for row in timings(stores, suite, pattern).values()]
+        return between([scale * ((row["median"] if isinstance(row, dict) else row) - less) for row in rows])
 
-def step(stores: Stores, texts: int) -> Numbers:
-    """The time of a step of `Whitened` around AdamW, by rank 16 and by a whole root, in steps of AdamW."""
-    (result,) = (r for r in stores["speed"].read() if r["key"] == "whitened")
-    whole = f"AdamW, batch {texts}, every 10"
-    return between([r["time_ratio"]["median"] for r in result["rows"] if r["what"] in (whole, f"{whole}, rank 16")])
+    return numbers
 
 
 def measurement(stores: Stores) -> Numbers:
@@ -72,11 +68,6 @@ def newton_step(stores: Stores) -> Numbers:
 def text(norm: str, drawn: float | None, method: str, rate: float | None = None) -> Settings:
     """A language model: normaliser, deviation of the embeddings, method, rate of the embeddings."""
     return {"norm": norm, "embedding_deviation": drawn, "method": method, "embedding_lr": rate}
-
-
-def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settings:
-    """An arm without a normaliser."""
-    return {"norm": "none", "optimizer": optimizer, "method": method, "every": None, "rows": rows}
 
 
 pictures = partial(leads, "coordinates", network="relu", size=64, batch_size=None)
@@ -106,7 +97,14 @@ def methods(file: str, own: str, other: str, **beside: Any) -> Callable[[Stores]
 
 
 HELD, MUON = text("none", 1.0, "input-held-muon"), text("layernorm", None, "muon")
-_UC = partial(speed, suite="unit-consistent")
+_UC = partial(timed, "unit-consistent")
+
+
+def _step(what: str) -> Callable[[Stores], Numbers]:
+    """The time of a step of `Whitened`, by rank 16 and by a whole root, in steps of the optimizer."""
+    return timed("whitened", f"^{what}, every 10(, rank 16)?$")
+
+
 #: Name → a phrase, and its numbers.
 VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
     "features-soap": ("{gain:.1f} dB ({p})", features("soap")),
@@ -155,19 +153,19 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
         "cnn-pool-tuned", "whitened", "mac", optimizer="adam")),
     "uc-long": ("{loss:.1f} points behind BatchNorm** ({p})", methods(
         "uc-long", "uc-network", "batchnorm")),
-    "jacobian": ("{low:.0f} to {high:.0f} times", partial(speed, suite="layers", parts="jacobian.backward")),
-    "step-1024": ("{low:.2f} to {high:.2f} times", partial(step, texts=16)),
-    "step-8192": ("{low:.2f} to {high:.2f}", partial(step, texts=128)),
+    "jacobian": ("{low:.0f} to {high:.0f} times", timed("layers", "jacobian.backward")),
+    "step-1024": ("{low:.2f} to {high:.2f} times", _step("AdamW, batch 16")),
+    "step-8192": ("{low:.2f} to {high:.2f}", _step("AdamW, batch 128")),
     "divergence": ("{low:.1f} to {high:.1f} training steps", measurement),
-    "scaled": ("{low:.2f} to {high:.2f}×", partial(speed, suite="input-scaled", parts="batch 16")),
-    "uc-fresh": ("{low:.1f} to {high:.1f} times", partial(_UC, parts="memory fresh")),
-    "uc-kept": ("{low:.1f} to {high:.1f} times", partial(_UC, parts="memory kept")),
-    "uc-small": ("{low:.1f} to {high:.1f} times", partial(_UC, parts="0.3 M")),
-    "uc": ("{low:.1f} to {high:.1f} times", partial(_UC, parts="10.2 M")),
-    "uc-memory": ("{low:.1f} times", partial(_UC, parts="10.2 M", of="memory_ratio")),
+    "scaled": ("{low:.2f} to {high:.2f}×", timed("input-scaled", "batch 16")),
+    "uc-fresh": ("{low:.1f} to {high:.1f} times", _UC("memory fresh")),
+    "uc-kept": ("{low:.1f} to {high:.1f} times", _UC("memory kept")),
+    "uc-small": ("{low:.1f} to {high:.1f} times", _UC("0.3 M")),
+    "uc": ("{low:.1f} to {high:.1f} times", _UC("10.2 M")),
+    "uc-memory": ("{low:.1f} times", _UC("10.2 M", of="memory_ratio")),
     "gauss-newton": ("{low:.1f} plain steps", newton_step),
-    "affine": ("{high:.0f} %", partial(
-        speed, suite="structural", parts="AffineLikeLinear|compiled", scale=100, less=1)),
+    "affine": ("{high:.0f} %", timed(
+        "structural", "AffineLikeLinear.*compiled", scale=100, less=1)),
     "white-adamw": ("{loss:.2f} nats off AdamW", losses(
         text("layernorm", None, "whitened-adamw"), text("layernorm", None, "adamw"))),
     "white-muon": ("{loss:.3f} off Muon", losses(

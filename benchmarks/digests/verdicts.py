@@ -16,11 +16,10 @@ from .reached import trials
 
 def decide(claim: Claim) -> str:
     """The command that would decide a claim; empty where none would."""
-    file = claim.files.split(", ")[0]
-    study, recipe = RECIPES[file]
+    study, recipe = RECIPES[claim.file]
     if recipe.decides is None:
         return ""
-    command = f"{recipe.commands(study)[0]} {recipe.decides}" if recipe.decides else f"reproduce {file}"
+    command = f"{recipe.commands(study)[0]} {recipe.decides}" if recipe.decides else f"reproduce {claim.file}"
     return f"python -m benchmarks {command}"
 
 
@@ -56,7 +55,7 @@ class Verdict(NamedTuple):
         return [
             self.source, claim.text if self.source == LIBRARY else f"{self.source}: {claim.text}", claim.against,
             finding.n, self.trials, finding.difference, exact(self.corrected, ".1g"), words, finding.figure, finding.p,
-            claim.files, command,
+            claim.file, command,
         ]  # fmt: skip
 
 
@@ -69,10 +68,9 @@ _TABLES = {True: ("Holds", "hold"), False: ("Does not hold", "refuted"), None: (
 
 def trials_of(stores: Mapping[str, Store], claim: Claim) -> str:
     """How many settings were tried for a claim's own runs, and for those of the other; nothing where none were."""
-    counts = []
-    for part in claim.parts if len(claim.others) == 1 else ():
-        if part.files in stores:
-            counts.append([trials(stores, part.files, each) for each in (part.own, *part.others)])
+    if len(claim.others) != 1 or claim.file not in stores:
+        return ""
+    counts = [[trials(stores, part.file, each) for each in (part.own, *part.others)] for part in claim.parts]
     return "; ".join(dict.fromkeys(", ".join(map(str, pair)) for pair in counts if any(pair)))
 
 

@@ -1,6 +1,11 @@
-"""Signals that come one row a step: a window of 16 values, a target, and the scale that errors are divided by."""
+"""Signals that come one row a step, whose error is counted before a network learns from it.
 
-from collections.abc import Callable
+A row is a window of 16 values, a target, and the scale that errors are divided by.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,14 +14,20 @@ import torch
 from matplotlib.cbook import get_sample_data
 from numpy.lib.stride_tricks import sliding_window_view
 from scipy.signal import lfilter
-from torch import nn
+from torch import Tensor, nn
 
+from ..core.runs import Kind, Watch
+from ..optimizers import OF_MODELS
 from ..train import FieldRun, perceptron
 
 #: Values in a window, and units of both hidden layers.
 TAPS, WIDTH = 16, 64
 #: Steps of Euler's method in a unit of time, and units of time between two values of the Mackey-Glass series.
 FINE, SPACING = 10, 3
+#: κ of ObGD, as its authors have it.
+KAPPA = 2.0
+#: Of the running mean square that the remedy divides by, for each row.
+DECAY = 0.95
 
 
 class Stream(NamedTuple):
@@ -108,3 +119,83 @@ def network(run: StreamRun) -> nn.Module:
     """Draw the tanh network."""
     torch.manual_seed(run.seed)
     return nn.Sequential(*perceptron((TAPS, WIDTH, WIDTH, 1), run.norm, nn.Tanh))
+
+
+def by_running_rms(signal: Stream) -> Stream:
+    """Divide all by the running root mean square of the windows, the current one included: known before the target."""
+    squares = np.square(signal.windows).mean(1)
+    rms = np.sqrt(lfilter([1 - DECAY], [1.0, -DECAY], squares, zi=[DECAY * squares[0]])[0]) + 1e-6
+    return Stream(signal.windows / rms[:, None], signal.targets / rms, signal.scales / rms)
+
+
+def signal_of(run: StreamRun) -> Stream:
+    """Return the rows of a run, as tensors."""
+    signal = SIGNALS[run.signal](np.random.default_rng(run.seed), run.steps or 0)
+    signal = by_running_rms(signal) if run.running_rms else signal
+    return Stream(*(torch.tensor(part, dtype=torch.get_default_dtype()) for part in signal))
+
+
+def share(rate: float, gradients: Sequence[Tensor], error: Tensor) -> Tensor:
+    r"""Return the share of its step that ObGD takes (Elsayed, Vasan and Mahmood 2024, arXiv 2410.14606) without traces.
+
+    It is :math:`1 / \max(1, \alpha \kappa \max(|\delta|, 1) |z|_1)`, with z the gradient of the output.
+
+    Args:
+        rate: α.
+        gradients: of half the squared error, so δz.
+        error: δ.
+    """
+    size = torch.stack([g.abs().sum() for g in gradients]).sum() / error.abs()
+    overshoot = rate * KAPPA * error.abs().clamp(min=1) * size
+    return 1 / overshoot.nan_to_num(nan=0.0).clamp(min=1)  # without an error there is no gradient
+
+
+class Loop:
+    """A network and the optimizer that learns row by row."""
+
+    def __init__(self, run: StreamRun) -> None:
+        self.run, self.model = run, network(run)
+        optimizer = OF_MODELS[run.optimizer].make(self.model, run.lr)
+        self.optimizer = run.make_method().wrap(optimizer, self.model, torch.empty(0))
+
+    def step(self, window: Tensor, target: Tensor) -> Tensor:
+        """Learn from a row, (16,) and (), and return the error of before."""
+        self.optimizer.zero_grad()
+        error = self.model(window[None]).squeeze() - target
+        error.square().div(2).backward()
+        if self.run.bound == "norm":
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.run.limit or math.inf)
+        elif self.run.bound == "overshooting":
+            gradients: list[Any] = [parameter.grad for parameter in self.model.parameters()]
+            torch._foreach_mul_(gradients, share(self.run.lr or 0.0, gradients, error.detach()))
+        self.optimizer.step()
+        return error.detach()
+
+
+def relative_error(errors: Tensor, signal: Stream) -> float | None:
+    """Return Σ(e/s)² / Σ(y/s)² over the second half of a stream; None unless it is finite."""
+    half = slice(len(signal.targets) // 2, None)
+    squares = [(part[half] / signal.scales[half]).double().square().sum() for part in (errors, signal.targets)]
+    value = (squares[0] / squares[1]).item()
+    return value if math.isfinite(value) else None
+
+
+def train(run: StreamRun, watch: Watch) -> dict[str, Any]:
+    """Train one run, until its rows or its finite errors end."""
+    signal, loop = signal_of(run), Loop(run)
+    start, errors = time.process_time(), torch.full_like(signal.targets, math.nan)
+    for row, (window, target) in enumerate(zip(signal.windows, signal.targets, strict=True)):
+        errors[row] = loop.step(window, target)
+        watch.tick()
+        if not errors[row].isfinite():
+            break
+    return {"error": relative_error(errors, signal), "seconds": round(time.process_time() - start, 6)}
+
+
+#: How runs are made.
+STREAMS = Kind(
+    steps=lambda run, data: run.steps,
+    train=lambda runs, data, watch: [train(run, watch) for run in runs],
+    score=lambda result: result["error"],
+    alike=lambda run: (run.norm, run.optimizer, run.method),
+)

@@ -1,7 +1,6 @@
 """The price of a step of GaussNewton, and of its Jacobian and solution alone, in plain steps: loss, backward, Adam."""
 
 import math
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from adiv_optim import GaussNewton
 from adiv_optim.jacobian import laplacian
 from adiv_optim.jacobian.terms import Terms, solver
 
-from ..core.runs import interleaved, measure, ratio
+from ..core.runs import in_turn, measure
 from ..core.store import Result, Store
 from ..core.study import Options, Recipe, Sections, Study
 from ..core.tables import Cell, Section, Table, exact, machine
@@ -70,13 +69,13 @@ def jobs(rows: int, width: int) -> dict[str, Callable[[], Any]]:
 
 def row(rows: int, width: int, rounds: int) -> Result:
     """The times of one size, in turn."""
-    seconds = interleaved(jobs(rows, width), rounds)
-    plain = seconds.pop("plain")
+    ratios, milliseconds = in_turn(jobs(rows, width), rounds)
+    count = sum(parameter.numel() for parameter in network(width).parameters())
     return {
         "rows": rows,
-        "parameters": sum(parameter.numel() for parameter in network(width).parameters()),
-        "plain_ms": 1e3 * statistics.median(plain),
-        "ratios": {part: ratio(taken, plain) for part, taken in seconds.items()},
+        "parameters": count,
+        "plain_ms": milliseconds,
+        "ratios": {part: ratios[part] for part in PARTS},
     }
 
 

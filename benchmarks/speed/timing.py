@@ -4,7 +4,6 @@ import ctypes
 import gc
 import multiprocessing
 import re
-import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..core.runs import DEVICE, interleaved, ratio
+from ..core.runs import DEVICE, in_turn
 from ..core.tables import Cell, Row, Table, exact
 
 Run = Callable[[], Any]
@@ -121,10 +120,9 @@ def row(what: str, job: Job, plain: Job, rounds: int, runs: tuple[Run, Run] | No
     """
     run, plain_run = runs or (job(), plain())
     rounds = min(rounds, _setups[-1].rounds or rounds)
-    seconds = interleaved({"plain": plain_run, "job": run}, rounds)
-    memory, median = peak_memory(job) / peak_memory(plain), statistics.median(seconds["plain"])
-    ratios = {"time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory}
-    return {"what": what, **ratios, "plain_ms": 1e3 * median}
+    ratios, milliseconds = in_turn({"plain": plain_run, "job": run}, rounds)
+    memory = peak_memory(job) / peak_memory(plain)
+    return {"what": what, "time_ratio": ratios["job"], "memory_ratio": memory, "plain_ms": milliseconds}
 
 
 def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: bool = True) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.arms import Arm, Look, arm, compete, first_trial, label, style, variants
 from ..core.figure import panels
-from ..core.runs import interleaved, measure, ratio, run_all
+from ..core.runs import in_turn, measure, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine
@@ -44,14 +44,9 @@ def like(arm: Arm, **settings: Any) -> CoordinateRun:
 
 def measured_prices(rounds: int) -> Result:
     """Ratios of the arms' steps to bare Adam's in processor time, taken in turn, ten steps at a time."""
-    runs = {label(run): run for run in (like(arm, lr=1e-3) for arm in ARMS)}
-    seconds = interleaved({name: ten_steps(run, Fit(run)) for name, run in runs.items()}, rounds)
-    adam = seconds[label(like(ARMS[0]))]
-    return {
-        "part": "prices",
-        "time_ratio": {name: ratio(own, adam) for name, own in seconds.items()},
-        "adam_ms": 100 * statistics.median(adam),
-    }
+    runs = [like(arm, lr=1e-3) for arm in ARMS]
+    ratios, milliseconds = in_turn({label(run): ten_steps(run, Fit(run)) for run in runs}, rounds)
+    return {"part": "prices", "time_ratio": ratios, "adam_ms": milliseconds / 10}
 
 
 def prices(store: Store) -> dict[str, dict[str, Any]]:

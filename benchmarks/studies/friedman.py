@@ -15,7 +15,7 @@ from ..core.runs import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Section, grouped, machine, pivot
-from ..optimizers import LABELS, SEARCHING
+from ..optimizers import OF_MODELS
 from ..problems.friedman import BATCH, FRIEDMAN, FUNCTIONS, TEST, FriedmanRun, gaussian_process
 from ..train import limit
 
@@ -48,7 +48,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         return statistics.fmean(map(math.log, errors))
 
     methods = sorted(grouped(results, setting("optimizer")).items(), key=lambda each: level(each[1]))
-    labels = LABELS | {"gaussian-process": "Gaussian process"}
+    labels = {"gaussian-process": "Gaussian process"} | {name: each.label for name, each in OF_MODELS.items()}
     columns = {
         column: f"Friedman {column[0][-1]}, {column[1]:,} points"
         for column in sorted(grouped(results, setting("data_set", "points")), key=lambda column: column[::-1])
@@ -91,7 +91,7 @@ def _run(options: FriedmanOptions, store: Store) -> None:
             measure(store, {f"Gaussian process, {data_set}, {count} points": process})
         for optimizer in options.optimizers:
             like = FriedmanRun("", "none", data_set=data_set, points=count, **limit(length, 1 / 3))
-            if optimizer in SEARCHING:
+            if OF_MODELS[optimizer].searches:
                 own = replace(like, optimizer=optimizer, lr=1.0 if optimizer == "lbfgs" else None)
                 run_all(variants(own, shown), FRIEDMAN, store)
             else:

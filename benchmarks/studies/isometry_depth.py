@@ -16,7 +16,7 @@ from adiv_optim.layers import MeanFieldNorm
 from ..core.figure import curves, panels
 from ..core.store import Result
 from ..core.study import Recipe, measurement
-from ..core.tables import Cell, Row, Section, Table, exact
+from ..core.tables import Row, Section, Table, exact, ranged
 
 WIDTH, DEPTH, SAMPLES = 1000, 30, 10
 #: Between any two of the samples at depth 0.
@@ -184,7 +184,7 @@ def section(result: Result, name: str, folder: Path) -> Section:
         cells += [exact(each[limit][deep], ".2g") for limit in ("mean_field", "bound")]
         quartiles = [each["measured"][variant][deep] for variant in VARIANTS]
         quartiles += [each["error"][variant][deep] for variant in WITH_LIMIT]
-        rows.append([name, *cells, *map(_quartile_cell, quartiles)])
+        rows.append([name, *cells, *(ranged(*each) if each else "out of range" for each in quartiles)])
     header = ["activation", "β", "(2 − β)²", "infinite width", "bound", *(STYLES[variant][2] for variant in VARIANTS)]
     labels = [f"distance from infinite width, {STYLES[variant][2]}" for variant in WITH_LIMIT]
     table = Table([*header, *labels], rows)
@@ -195,13 +195,6 @@ def section(result: Result, name: str, folder: Path) -> Section:
         f"activations have left float64 or its precision. torch {result['environment']['torch']}."
     )
     return Section([table, caption])
-
-
-def _quartile_cell(quartiles: list[float] | None) -> str | Cell:
-    if quartiles is None:
-        return "out of range"
-    low, middle, high = quartiles
-    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", {"": middle, "low": low, "high": high})
 
 
 def _draw(figure: Figure, result: Result, path: Path) -> None:

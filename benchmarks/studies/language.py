@@ -3,7 +3,6 @@
 Rates and dampings are chosen from grids by the validation loss of seed 0, which is then one of those shown.
 """
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from examples.gpt import NORM_LABELS, NORMS
 
-from ..core.runs import interleaved, measure, ratio, run_all, ten_times
+from ..core.runs import in_turn, measure, run_all, ten_times
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, protocols
 from ..core.tables import Cell, Section, Table, exact, grouped
@@ -145,9 +144,9 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
 
     like = replace(like, steps=10 * (rounds + 2))
     names = dict.fromkeys(["adamw", *methods])
-    seconds = interleaved({m: job(replace(like, method=m, damping=dampings(m, [1.0])[0])) for m in names}, rounds)
-    ratios = {method: ratio(times, seconds["adamw"]) for method, times in seconds.items()}
-    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / 10, "time_ratio": ratios}
+    jobs = {name: job(replace(like, method=name, damping=dampings(name, [1.0])[0])) for name in names}
+    ratios, milliseconds = in_turn(jobs, rounds)
+    return {"adamw_ms": milliseconds / 10, "time_ratio": ratios}
 
 
 def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:

@@ -17,11 +17,10 @@ from scipy.stats import wilcoxon
 from ..core.figure import panels
 from ..core.runs import interleaved, measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Sections, Study, Training
+from ..core.study import Compared, Recipe, Sections, Study
 from ..core.tables import Cell, Section, Table, exact, grouped, machine, pivot
 from ..core.tune import choose, ladder
-from ..online import STREAMS, Loop, signal_of
-from ..problems.streams import SIGNALS, StreamRun
+from ..problems.streams import SIGNALS, STREAMS, Loop, StreamRun, signal_of
 
 #: Learning rates, of which searches begin with ten.
 RATES = [2.0**power for power in range(-24, 9)]
@@ -204,15 +203,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 
 @dataclass
-class StreamOptions(Training):
-    """Options of this study."""
+class StreamOptions(Compared):
+    """Options of this study; a run has as many rows as steps."""
 
-    trials: int = 10
-    """learning rates that a search begins with"""
-    seeds: int = 10
-    """how many; they begin at 1"""
     steps: int = 1500
-    """of every run, which are its rows"""
     arms: tuple[str, ...] = tuple(ARMS)
     """that are compared"""
     signals: tuple[str, ...] = tuple(SIGNALS)
@@ -221,25 +215,18 @@ class StreamOptions(Training):
 
 def time_per_step(arms: Sequence[str]) -> dict[str, float]:
     """Milliseconds of a step of the plain loop, the median of 41 rounds of 16 rows in turn."""
-    signal, loops = (
-        signal_of(run_of("sgd", steps=16)),
-        {arm: Loop(run_of(arm, limit=_first_limit(arm))) for arm in arms},
-    )
+    signal = signal_of(run_of("sgd", steps=16))
 
     def rows(loop: Loop) -> None:
         for window, target in zip(signal.windows, signal.targets, strict=True):
-            loop.step(window[None], target[None])
+            loop.step(window, target)
 
-    seconds = interleaved({arm: partial(rows, loop) for arm, loop in loops.items()}, 41)
+    seconds = interleaved({arm: partial(rows, Loop(run_of(arm, limit=ARMS[arm].limits[0]))) for arm in arms}, 41)
     return {arm: 1000 * statistics.median(each) / len(signal.windows) for arm, each in seconds.items()}
 
 
 def _seeds(run: Any, seeds: Iterable[int]) -> list[Any]:
     return [replace(run, seed=seed) for seed in seeds]
-
-
-def _first_limit(arm: str) -> float | None:
-    return ARMS[arm].limits[0]
 
 
 def _run(options: StreamOptions, store: Store) -> None:
@@ -260,7 +247,7 @@ def _run(options: StreamOptions, store: Store) -> None:
 STUDIES = {
     "streams": Study(
         "one row a step: gradient-only rules, structural remedies and bounded steps", _run, report, StreamOptions(),
-        makes=[Recipe(0.2)], smoke="--trials 1 --seeds 2 --steps 8 --signals echo --arms sgd proportional",
+        makes=[Recipe(0.25)], smoke="--trials 1 --seeds 2 --steps 8 --signals echo --arms sgd proportional",
         page="docs/results/streams.md",
     )
 }  # fmt: skip

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arms import Arm, compete, errors, first_trial, label
-from ..core.runs import interleaved, measure, ratio
+from ..core.runs import in_turn, measure
 from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import Cell, Section, grouped, machine, pivot
+from ..core.study import Compared, Recipe, Sections, Study
+from ..core.tables import Cell, Section, grouped, machine, pivot, ranged
 from ..problems.surrogates import BLOCKS, COUPLINGS, SURROGATES, TEST, TRAIN, VISCOSITY, Burgers, SurrogateRun
 from ..train import ten_steps
 
@@ -45,8 +45,8 @@ def measured_price(rounds: int) -> Result:
     """The ratio of a step of whitened SOAP to one of SOAP, of the operator, in processor time."""
     run = SurrogateRun("", "none", optimizer="soap", lr=1e-3)
     runs = (run, replace(run, method="whitened"))
-    bare, white = interleaved({each.method: ten_steps(each, Burgers(each)) for each in runs}, rounds).values()
-    return {"part": "price", "time_ratio": ratio(white, bare)}
+    ratios, _ = in_turn({each.method: ten_steps(each, Burgers(each)) for each in runs}, rounds)
+    return {"part": "price", "time_ratio": ratios["whitened"]}
 
 
 def _key(result: Result) -> tuple[Any, ...]:
@@ -68,11 +68,10 @@ def _cell(runs: Sequence[Result]) -> Cell:
     final, data_set = [*errors(runs).values()], runs[0]["settings"]["data_set"]
     middle, low, high = statistics.median(final), min(final), max(final)
     digits = 4 if data_set == "burgers" else 2
-    settings, numbers = runs[0]["settings"], {"": middle, "low": low, "high": high, "n": len(final)}
-    numbers |= {name: settings[name] for name in ("lr", "damping") if name in settings}
-    numbers["ms"] = statistics.median(1000 * r["seconds"][-1] / r["steps"][-1] for r in runs)
-    spread = f" ({low:.{digits}f} to {high:.{digits}f})" if len(final) > 1 else ""
-    return Cell(f"{middle:.{digits}f}{spread}", numbers)
+    more = {name: runs[0]["settings"][name] for name in ("lr", "damping") if name in runs[0]["settings"]}
+    more["ms"] = statistics.median(1000 * r["seconds"][-1] / r["steps"][-1] for r in runs)
+    cell = ranged(low, middle, high, f".{digits}f", n=len(final), **more)
+    return cell if len(final) > 1 else cell._replace(text=f"{middle:.{digits}f}")
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
@@ -96,15 +95,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 
 @dataclass
-class SurrogateOptions(Training):
-    """Options of this study."""
+class SurrogateOptions(Compared):
+    """Options of this study; an arm with a damping has two trials more."""
 
-    trials: int = 5
-    """that choose an arm's learning rate, and two more of a damping"""
-    seeds: int = 1
-    """how many; they begin at 1"""
-    steps: int = 500
-    """of every run, but for some"""
     data_sets: tuple[str, ...] = tuple(TITLES)
     """that are learned"""
     rounds: int = 41
@@ -133,7 +126,7 @@ DECIDED = ("--data-sets moons --seeds 5", "--data-sets burgers --optimizers soap
 STUDIES = {
     "surrogates": Study(
         "a Fourier neural operator and RealNVP, by whitened optimizers and the plainest remedies", _run, report,
-        SurrogateOptions(), smoke="--trials 1 --steps 2 --data-sets moons",
+        SurrogateOptions(trials=5, seeds=1), smoke="--trials 1 --steps 2 --data-sets moons",
         makes=[Recipe(0.4, options=("", *DECIDED))], page="docs/results/fields.md",
     )
 }  # fmt: skip

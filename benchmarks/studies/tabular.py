@@ -7,13 +7,12 @@ seeds draw rows, network and batches; each stops where the error on held-out row
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from ..core.arms import STARTS, Arm, arm, compete, errors, first_trial, label
 from ..core.store import Result, Store
-from ..core.study import Recipe, Sections, Study, Training
+from ..core.study import Compared, Recipe, Sections, Study
 from ..core.tables import Cell, Section, grouped, machine, paired, pivot
 from ..problems.regression import DATA_SETS, TABULAR, TableRun
 
@@ -55,19 +54,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {name: Section([pivot(["arm"], rows, columns, cells), caption])}
 
 
-@dataclass
-class TableOptions(Training):
-    """Options of this study."""
-
-    trials: int = 10
-    """that choose an arm's learning rate and damping"""
-    seeds: int = 10
-    """how many; they begin at 1"""
-    steps: int = 600
-    """of every run"""
-
-
-def _run(options: TableOptions, store: Store) -> None:
+def _run(options: Compared, store: Store) -> None:
     shown = [{"seed": seed, "held_out": None} for seed in range(1, options.seeds + 1)]
     for data_set, each in product(DATA_SETS, ARMS):
         like = TableRun("", "none", data_set=data_set, steps=options.steps, held_out=True)
@@ -77,7 +64,7 @@ def _run(options: TableOptions, store: Store) -> None:
 
 STUDIES = {
     "tabular": Study(
-        "regression behind badly conditioned features", _run, report, TableOptions(),
+        "regression behind badly conditioned features", _run, report, Compared(steps=600),
         makes=[Recipe(0.8)], smoke="--trials 1 --seeds 1 --steps 1", page="docs/results/fields.md",
     )
 }  # fmt: skip

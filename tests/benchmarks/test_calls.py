@@ -7,10 +7,13 @@ import pytest
 from scipy import stats
 
 from benchmarks.core.arms import chosen, pace
-from benchmarks.digests.calls import CALLS, from_this_library
+from benchmarks.digests.calls import DIGESTS, from_this_library
 from benchmarks.methods import METHODS
 
 from .conftest import STORES
+
+GAIN = [f"gain over the optimizer (95 %){end}" for end in ("", " low", " high")]
+LEAD = "lead on the best without this library"
 
 
 def solutions(optimizer, method):
@@ -30,41 +33,41 @@ def tuned_cnn(method):
 
 
 @pytest.fixture(scope="module")
-def found():
-    return {call.task: call.evidence(STORES) for call in CALLS}
+def found(tmp_path_factory):
+    """The table of calls, by task."""
+    (table,) = DIGESTS["calls"].section(STORES, "calls", tmp_path_factory.mktemp("figures")).tables
+    return table.frame.set_index(table.header[0])
 
 
 def test_gain_of_an_equation_is_a_factor_with_the_interval_of_the_paired_test(found):
     own, bare = (solutions("soap", how) for how in ("whitened", "none"))
     test = stats.ttest_rel([math.log10(own[key]) for key in own], [math.log10(bare[key]) for key in own])
-    gain = found["Kovasznay's flow, a minute, SOAP"].gain
     factor = math.prod(own[key] / bare[key] for key in own) ** (1 / len(own))
     wanted = [factor, *(10**end for end in test.confidence_interval(0.95))]
-    assert [gain.numbers[name] for name in ("", "low", "high")] == pytest.approx(wanted)
-    assert gain.text.startswith(f"× {factor:.2g} [")
+    assert [*found.loc["Kovasznay's flow, a minute, SOAP", GAIN]] == pytest.approx(wanted)
 
 
 def test_gain_of_a_classifier_is_that_of_welchs_test_and_the_rival_the_best_without_this_library(found):
-    evidence = found["CNN without a normaliser, Adam"]
+    row = found.loc["CNN without a normaliser, Adam"]
     test = stats.ttest_ind(tuned_cnn("whitened-16"), tuned_cnn("none"), equal_var=False)
-    assert [evidence.gain.numbers[end] for end in ("low", "high")] == pytest.approx(test.confidence_interval(0.95))
+    assert [*row[GAIN[1:]]] == pytest.approx(test.confidence_interval(0.95))
     others = {
         (r["settings"]["method"], r["settings"]["optimizer"]): fmean(r["test_accuracy"][-1])
         for r in STORES["cnn-pool-tuned"].read()
         if not from_this_library(r["settings"]["method"])
     }
     method, optimizer = max(others, key=others.get)
-    assert evidence.rival.numbers[""] == f"{METHODS[method].label}, {optimizer.title()}"
-    assert evidence.rival.numbers["difference"] == pytest.approx(fmean(tuned_cnn("whitened-16")) - max(others.values()))
+    assert row[LEAD] == f"{METHODS[method].label}, {optimizer.title()}"
+    assert row[f"{LEAD} difference"] == pytest.approx(fmean(tuned_cnn("whitened-16")) - max(others.values()))
 
 
 def test_rival_of_an_equation_is_the_best_without_this_library_and_a_step_has_the_price_of_the_same_network(found):
-    evidence = found["Burgers' equation, a minute, SOAP"]
-    assert evidence.rival.numbers[""] == "self-scaled BFGS"  # GaussNewton, which is of this library, is ahead of it
+    row = found.loc["Burgers' equation, a minute, SOAP"]
+    assert row[LEAD] == "self-scaled BFGS"  # GaussNewton, which is of this library, is ahead of it
     wanted = {"equation": "burgers", "optimizer": "soap", "hidden": 50, "inner": 300}.items()
     runs = [r for r in STORES["equations"].read() if wanted <= r["settings"].items()]
     own, bare = (median(pace(r) for r in runs if r["settings"]["method"] == how) for how in ("whitened", "none"))
-    assert evidence.price == pytest.approx(own / bare)
+    assert row["price of a step"] == pytest.approx(own / bare)
 
 
 def test_whitening_is_of_this_library_and_so_is_gauss_newton():

@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from scipy import stats
 
 from benchmarks.digests.values import VALUES, filled
-from benchmarks.problems.pictures import psnr
 
 from .conftest import ROOT, STORES
 
@@ -51,19 +49,6 @@ def test_a_place_is_filled_with_its_phrase_and_a_wrong_number_goes():
         filled("It is <!-- value:nothing -->1<!-- -->", STORES)
     with pytest.raises(ValueError, match="place of 'features-soap' begins a line"):
         filled("SOAP gains\n<!-- value:features-soap -->1.9 dB<!-- -->.", STORES)
-
-
-def test_a_phrase_is_that_of_scipys_test():
-    def errors(method):
-        wanted = {"optimizer": "soap", "norm": "none", "method": method}.items()
-        runs = [r for r in STORES["fourier"].read() if wanted <= {k: r["settings"][k] for k, _ in wanted}.items()]
-        runs = [r for r in runs if "time_of" in r["settings"] and "held_out" not in r["settings"]]
-        return [psnr(r["error"][-1]) for r in sorted(runs, key=lambda r: r["settings"]["crop"])]
-
-    own, bare = errors("whitened"), errors("none")
-    p = stats.ttest_rel(own, bare).pvalue
-    template, numbers = VALUES["features-soap"]
-    assert template.format(**numbers(STORES)) == f"{sum(own) / len(own) - sum(bare) / len(bare):.1f} dB (p = {p:.3f})"
 
 
 def test_every_phrase_stands_on_a_page():

@@ -8,21 +8,32 @@ import pytest
 from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
-from benchmarks.core.store import Store
 from benchmarks.core.tables import exact, holm, spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
-from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, no_worse, rises, within
+from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, no_worse, rises
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
 from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, trials_of, whole_p
 
-from .conftest import result
+from .conftest import result, stored
 
 ALL = [claim for claims in CLAIMS.values() for claim in claims]
 HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
 
 
 NATS = Measure("nats", is_lower_better=True)
+
+
+def seeds(values):
+    return dict(enumerate(values))
+
+
+def lead(ours, others, measure):
+    return judges.lead(seeds(ours), {name: seeds(values) for name, values in others.items()}, measure)
+
+
+def within(ours, theirs, margin, measure):
+    return judges.within(seeds(ours), seeds(theirs), margin, measure)
 
 
 def test_difference_counts_where_welchs_p_says_so_and_is_to_the_best_of_several():
@@ -46,18 +57,17 @@ def test_paired_difference_is_that_of_the_problems_that_both_learned():
     test = stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3])
     low, high = test.confidence_interval(0.95)
     text = f"-1.100 nats [{low:+.3f}, {high:+.3f}]"
-    assert in_pairs(own, other, error) == Finding(True, "", "3", f"{test.pvalue:.2g}", difference=text)
-    assert in_pairs(own, other, error._replace(is_lower_better=False)).holds is False
-    assert in_pairs(own, other | {3: math.inf}, error) == Finding(None, "a run broke down", "3")
+    assert judges.lead(own, {"other": other}, error) == Finding(True, "", "3", f"{test.pvalue:.2g}", difference=text)
+    assert judges.lead(own, {"other": other}, error._replace(is_lower_better=False)).holds is False
+    assert judges.lead(own, {"other": other | {3: math.inf}}, error) == Finding(None, "a run broke down", "3")
 
 
 def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
-    store = Store(tmp_path / "fig2.jsonl", "fig2")
-    store.add("a", result("none", accuracies=(LOW,), epochs=10))
+    store = stored(tmp_path, "fig2", [result("none", accuracies=(LOW,), epochs=10)])
     holds = Finding(True, "figure", "3", "0.01")
     judge = special.whole(lambda stores, claim: holds)
     assert judge({"fig2": store}, Claim("", "fig2", judge)) == holds._replace(holds=None, word="10 of 100 epochs")
-    store.add("b", result("none", accuracies=(LOW,), epochs=100))
+    stored(tmp_path, "fig2", [result("none", accuracies=(LOW,), epochs=100)])
     assert judge({"fig2": store}, Claim("", "fig2", judge)) == holds
 
 
@@ -76,13 +86,14 @@ def test_a_verdict_is_holms_but_of_losses_of_this_library():
 
 
 def test_trials_are_the_settings_that_were_tried_whatever_the_length(tmp_path):
-    store = Store(tmp_path / "cnn.jsonl", "cnn")
-    for number, (method, lr, epochs) in enumerate([("none", 1, 3), ("none", 1, 9), ("none", 2, 3), ("dyt", 3, 3)]):
-        store.add(str(number), {**result(method, lr=lr, epochs=epochs), "part": "search", "score": 1.0})
-    store.add("shown", result("none", accuracies=(LOW,), lr=7, epochs=9))
-    stores = {"cnn": store}
+    def trial(method, lr, **settings):
+        return {**result(method, lr=lr, **settings), "part": "search", "score": 1.0}
+
+    shown = result("none", accuracies=(LOW,), lr=7, epochs=9)
+    tried = [trial("none", 1, epochs=3), trial("none", 1, epochs=9), trial("none", 2, epochs=3), trial("dyt", 3)]
+    stores = {"cnn": stored(tmp_path, "cnn", [*tried, shown])}
     assert [trials(stores, "cnn", {"method": name, "epochs": 9}) for name in ("none", "dyt", "rmsnorm")] == [2, 1, 0]
-    store.add("wide", {**result("dyt", lr=4, hidden=[9]), "part": "search", "score": 1.0})
+    stored(tmp_path, "cnn", [trial("dyt", 4, hidden=[9])])
     assert trials(stores, "cnn", {"method": "dyt"}) == 1  # of each network
     claim = Claim("", "cnn", ahead, {"method": "dyt"}, [{"method": "none"}])
     assert trials_of(stores, claim) == "1, 2"
@@ -117,23 +128,21 @@ def test_p_of_no_worse_is_as_small_as_a_twentieth_where_the_interval_ends_at_the
 
 
 def test_no_run_is_chosen_by_test_accuracy(tmp_path):
-    store = Store(tmp_path / "table1.jsonl", "table1")
-    searched = {"accuracies": [[90.0]], "validation": True}
-    store.add("searched", result("none", **searched))
-    store.add("searched too", result("none", **{**searched, "accuracies": [[80.0]]}))
-    assert reached({"table1": store}, "table1", method="none") == [90.0]
-    store.add("tested", result("none", accuracies=[[40.0, 41.0]]))
-    assert reached({"table1": store}, "table1", method="none") == [40.0, 41.0]
-    store.add("tested too", result("none", accuracies=[[50.0, 51.0]]))
+    def best(*accuracies, **settings):
+        runs = [result("none", accuracies=[each], **settings) for each in accuracies]
+        return reached({"table1": stored(tmp_path, "table1", runs)}, "table1", method="none")
+
+    assert best([90.0], [80.0], validation=True) == seeds([90.0])
+    assert best([40.0, 41.0]) == seeds([40.0, 41.0])
     with pytest.raises(ValueError, match="tells them apart"):
-        reached({"table1": store}, "table1", method="none")
+        best([50.0, 51.0])
 
 
 def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
-    store = Store(tmp_path / "table1.jsonl", "table1")
     curves = {"batchnorm": (50, 52, 49), "layernorm": (50, 51, 49), "none": (40, 44, 43), "rmsnorm": (30, 31, 32)}
-    for number, (method, means) in enumerate(curves.items()):
-        store.add(str(number), result(method, accuracies=[[mean - 0.5, mean + 0.5] for mean in means]))
+    store = stored(tmp_path, "table1", [
+        result(method, accuracies=[[mean - 0.5, mean + 0.5] for mean in means]) for method, means in curves.items()
+    ])  # fmt: skip
 
     def drop(of, *others):
         claim = Claim("", "table1", ahead, {"activation": "tanh"}, [{"method": name} for name in others])
@@ -155,21 +164,19 @@ def test_one_that_does_not_hold_is_enough_against_all():
     assert (twice.n, twice.p) == ("3, 3", f"{yes.p}; {yes.p}")  # a p for every difference, if two are alike
 
 
-def test_a_claim_is_of_every_file_and_of_all_settings_beside(tmp_path):
-    stores = {name: Store(tmp_path / f"{name}.jsonl", name) for name in ("cnn", "cnn-pool")}
-    for name, store in stores.items():
-        for activation in ("tanh", "relu"):
-            ahead_in = name == "cnn" or activation == "tanh"
-            for method, values in (("none", LOW), ("affine-like", HIGH if ahead_in else [30.0, 31.0, 32.0])):
-                store.add(f"{method} {activation}", result(method, accuracies=(values,), activation=activation))
+def test_a_claim_is_of_all_settings_beside(tmp_path):
+    activations = {"tanh": HIGH, "relu": HIGH, "identity": [30.0, 31.0, 32.0]}
+    stores = {"cnn": stored(tmp_path, "cnn", [
+        result(method, activation, [values])
+        for activation, own in activations.items() for method, values in (("none", LOW), ("affine-like", own))
+    ])}  # fmt: skip
 
-    def holds(files, *activations):
+    def holds(file, *activations):
         each = [{"activation": name} for name in activations]
-        return Claim("", files, ahead, {"method": "affine-like"}, [{"method": "none"}], each=each).finding(stores).holds
+        return Claim("", file, ahead, {"method": "affine-like"}, [{"method": "none"}], each).finding(stores).holds
 
     assert holds("cnn", "tanh", "relu") is True
-    assert holds("cnn, cnn-pool", "tanh") is True
-    assert holds("cnn, cnn-pool", "tanh", "relu") is False
+    assert holds("cnn", "tanh", "identity") is False
     assert holds("cnn", "tanh", "gelu") is None  # has not run
     assert holds("fig2", "tanh") is None
     either = runs(stores, "cnn", method={"none", "dyt"}, activation={"tanh", "relu"}, damping=None)
@@ -177,14 +184,12 @@ def test_a_claim_is_of_every_file_and_of_all_settings_beside(tmp_path):
 
 
 def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
-    store = Store(tmp_path / "table1.jsonl", "table1")
-    sizes = (8, 16, 32, 64, 128)
-    for size in sizes[:-1]:
-        store.add(str(size), result(batch_size=size, accuracies=([50 - size / 8, 51 - size / 16],)))
+    runs = [result(batch_size=size, accuracies=[[50 - size / 8, 51 - size / 16]]) for size in (8, 16, 32, 64, 128)]
+    store = stored(tmp_path, "table1", runs[:-1])
     with pytest.raises(LookupError, match="not every batch size"):
         judges.row({"table1": store}, "none", "tanh")
-    store.add("128", result(batch_size=128, accuracies=([34.0, 43.0],)))
-    assert judges.row({"table1": store}, "none", "tanh") == pytest.approx([43.8, 47.9])
+    stored(tmp_path, "table1", runs[-1:])
+    assert judges.row({"table1": store}, "none", "tanh") == pytest.approx(seeds([43.8, 47.9]))
     claim = Claim("", "table1", rises, {"method": "none", "activation": "tanh"})
     down, up = (judge({"table1": store}, claim) for judge in (falls, rises))
     p = stats.ttest_1samp([-0.125, -0.0625], 0.0).pvalue  # of the seeds' own slopes
@@ -197,19 +202,18 @@ def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
 def test_claims_name_commands_that_exist():
     for claim in ALL:
         words = decide(claim).split()
-        assert claim.files
+        assert claim.file
         if words:
             assert words[:3] == ["python", "-m", "benchmarks"]
             assert words[3] in STUDIES or (words[3] == "reproduce" and words[4] in RECIPES), claim
         else:
-            assert set(claim.files.split(", ")) <= RECIPES.keys(), claim
+            assert claim.file in RECIPES, claim
 
 
 def test_verdicts_without_any_results_are_all_undecided(tmp_path):
-    store = Store(tmp_path / "digits.jsonl", "digits")
-    store.add("a", result())
-    assert not [claim.text for claim in ALL if claim.finding({"digits": store}).holds is not None]
-    assert "Undecided" in DIGESTS["verdicts"].section({"digits": store}, "verdicts", tmp_path).text
+    stores = {"digits": stored(tmp_path, "digits", [result()])}
+    assert not [claim.text for claim in ALL if claim.finding(stores).holds is not None]
+    assert "Undecided" in DIGESTS["verdicts"].section(stores, "verdicts", tmp_path).text
 
 
 def test_holms_p_is_the_definition():
@@ -244,11 +248,10 @@ def test_p_of_a_short_rank_correlation_counts_all_permutations(ties):
 
 @pytest.mark.parametrize(("other", "holds"), [(30.0, True), (60.0, False)])
 def test_lead_along_widths_is_of_the_places_that_the_claim_is_about_and_never_of_none(tmp_path, other, holds):
-    store = Store(tmp_path / "fig4.jsonl", "fig4")
-    for method, mean in [("affine-like", 50.0), ("none", other)]:
-        for width in (16, 64):
-            run = result(method, accuracies=[[mean, mean + 0.1, mean + 0.2]], hidden=[width, width])
-            store.add(f"{method} {width}", run)
+    store = stored(tmp_path, "fig4", [
+        result(method, accuracies=[[mean, mean + 0.1, mean + 0.2]], hidden=[width, width])
+        for method, mean in [("affine-like", 50.0), ("none", other)] for width in (16, 64)
+    ])  # fmt: skip
 
     def along(judge=special.along, **wanted):
         claim = Claim("", "fig4", judge, {"method": "affine-like", **wanted}, [{"method": "none"}])
