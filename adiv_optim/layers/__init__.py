@@ -1,13 +1,12 @@
 """Structural layers: the corrections that change the forward pass. Imported as adiv_optim.layers."""
 
-from .affine_like import AffineLikeLinear
 from .channel_scale import ChannelScale
 from .convert import Replacement, convert, plan
 from .dynamic import Derf, DyISRU, DyT, dyisru
 from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
+from .linears import AffineLikeLinear, NormLikeLinear
 from .mean_field import MeanFieldNorm
-from .norm_like import NormLikeLinear
 from .patch_norm import (
     PatchNormConv1d,
     PatchNormConv2d,

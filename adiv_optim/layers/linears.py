@@ -1,4 +1,4 @@
-"""The affine-like structural correction."""
+"""Linear layers in the two structural forms, affine-like and norm-like."""
 
 import math
 from typing import Any
@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._device import at_least_float32
-from .forms import affine_like_scale, check_affine_like, squared_length
+from .forms import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors, squared_length
+from .l2_norm import unit
 
 
 class AffineLikeLinear(nn.Linear):
@@ -63,3 +64,53 @@ class AffineLikeLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, alpha={self.alpha}, beta={self.beta}"
+
+
+class NormLikeLinear(nn.Linear):
+    r"""Linear map of the input's direction: :math:`z = W x/|x| + b`.
+
+    Bird 2025, Eq. 17: L2 normalisation in front of a linear layer. A gradient step moves the output of a lone
+    sample by :math:`-2\eta g` (:math:`-\eta g` without a bias), so half the learning rate is the like-for-like one.
+    With `beta` given the general form, Eq. 35,
+
+    .. math:: z = \alpha W x / s + \beta b, \qquad s = \sqrt{\alpha^2 |x|^2 / (1 - \beta^2)},
+
+    whose step is exactly :math:`-\eta g`; of α only the sign is left in it.
+
+    Args:
+        args, kwargs: as for torch.nn.Linear, by position or by name.
+        alpha: weight of the linear part in the general form; must not be 0.
+        beta: weight of the bias, strictly between -1 and 1; None is Eq. 17.
+        eps: |x| is clamped from below at this value; zero rows give b.
+
+    Shape:
+        Input (..., in_features), output (..., out_features).
+
+    Raises:
+        ValueError: `beta` outside (-1, 1), `alpha` 0, or `eps` negative.
+
+    Example:
+        >>> import torch
+        >>> layer = NormLikeLinear(2, 1)
+        >>> _ = layer.weight.data.fill_(1.0), layer.bias.data.fill_(2.0)
+        >>> round(layer(torch.tensor([[3.0, 4.0]])).item(), 4)  # 7/5 + 2
+        3.4
+    """
+
+    def __init__(
+        self, *args: Any, alpha: float = 1.0, beta: float | None = None, eps: float = 1e-12, **kwargs: Any
+    ) -> None:
+        check_norm_like("NormLikeLinear", alpha, beta, eps)
+        super().__init__(*args, **kwargs)
+        self.alpha = alpha
+        self.beta = beta
+        self.eps = eps
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return W x/|x| + b, or the general form if `beta` is given."""
+        gain, shift = norm_like_factors(self.alpha, self.beta)
+        direction = unit(input, -1, self.eps)
+        return F.linear(direction * gain, self.weight, None if self.bias is None else shift * self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, alpha={self.alpha}, beta={self.beta}, eps={self.eps}"
