@@ -33,14 +33,14 @@ COMPILERS = ("g++", "clang++", "cl")
 
 
 def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> Optimizer:
-    """Return the method's own optimizer, or the run's, fused."""
+    """Return the method's own optimizer, or the run's."""
     # A captured graph needs an optimizer whose step counter lives on the device; SGD has none.
     extra: dict[str, Any] = {} if run.weight_decay is None else {"weight_decay": run.weight_decay}
     if callable(method.optimizer):
         return method.optimizer(parameters, lr=run.lr * method.lr_factor, **extra)
     if run.device.startswith("cuda") and run.optimizer == "adam":
         extra["capturable"] = True
-    return OF_PARAMETERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
+    return OF_PARAMETERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, **extra)
 
 
 def epoch_orders(run: ImageRun, samples: int) -> Iterator[Tensor]:

@@ -297,7 +297,7 @@ OF_MODELS = {
 }
 
 
-def _muon_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: bool, **options: Any) -> Any:
+def _muon_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, **options: Any) -> Any:
     """Muon for the matrices and kernels inside a network, Adam for its last layer and its vectors."""
     everything = list(parameters)
     inside = [parameter for parameter in everything if parameter.dim() > 1][:-1]
@@ -311,16 +311,16 @@ def _muon_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0
     return peer("Muon")([group for group in groups if group["params"]])
 
 
-def _soap_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: bool, **options: Any) -> Any:
+def _soap_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, **options: Any) -> Any:
     # Of 3,072 inputs a step would take a quarter of a second: so long a side of a weight is left as it is.
     return peer("SOAP")(list(parameters), weight_decay=weight_decay, max_precondition_dim=1024, **options)
 
 
-#: Of networks for images: (parameters, lr, weight_decay, fused) → optimizer; AdamW without decay is Adam.
+#: Of networks for images: (parameters, lr, weight_decay) → optimizer; AdamW without decay is Adam.
 OF_PARAMETERS: dict[str, Callable[..., Optimizer]] = {
-    "adam": partial(AdamW, weight_decay=0.0),
-    "sgd": SGD,
-    "momentum": partial(SGD, momentum=0.9),
+    "adam": partial(AdamW, weight_decay=0.0, fused=True),
+    "sgd": partial(SGD, fused=True),
+    "momentum": partial(SGD, momentum=0.9, fused=True),
     "muon": _muon_of_parameters,
     "soap": _soap_of_parameters,
 }

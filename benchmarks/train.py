@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -41,13 +41,12 @@ class FieldRun(Run):
     seed: int = 0
     steps: int | None = 500
     seconds: float | None = None  # of processor time, in place of steps
-    every: int | None = None  # steps between measurements of inputs, in place of the wrapper's own
 
     kind = "images"
     norms: ClassVar[Collection[str]] = tuple(NORMS)
 
     def __post_init__(self) -> None:
-        self.check(("lr", "steps", "seconds", "every"), norm=self.norms, optimizer=OF_MODELS)
+        self.check(("lr", "steps", "seconds"), norm=self.norms, optimizer=OF_MODELS)
         if callable(METHODS[self.method].optimizer):
             raise ValueError(f"method {self.method!r} has an optimizer of its own; give this study a wrapper alone.")
         if (self.steps is None) == (self.seconds is None):
@@ -59,11 +58,8 @@ class FieldRun(Run):
         return super().damped or OF_MODELS[self.optimizer].damped
 
     def make_method(self) -> Method:
-        """The method, with this run's damping and distance of measurements."""
-        method = METHODS[self.method] if OF_MODELS[self.optimizer].damped else super().make_method()
-        if self.every is None or method.by_inputs is None:
-            return method
-        return replace(method, by_inputs=partial(method.by_inputs, every=self.every))
+        """The method, with this run's damping unless that is the optimizer's."""
+        return METHODS[self.method] if OF_MODELS[self.optimizer].damped else super().make_method()
 
     def computes(self) -> str:
         """A hash of what its method computes."""

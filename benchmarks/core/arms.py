@@ -29,14 +29,13 @@ class Arm(NamedTuple):
     norm: str
     optimizer: str
     method: str
-    every: int | None = None  # steps between measurements of inputs, in place of the wrapper's own
-    rows: str | None = None  # which rows the wrapper counts beside the inputs
     hidden: int | None = None  # width of the network, where arms have networks of their own
+    rows: str | None = None  # which rows the wrapper counts beside the inputs
 
     @property
     def bare(self) -> "Arm":
         """The arm without its wrapper."""
-        return Arm(self.norm, self.optimizer, "none", hidden=self.hidden)
+        return self._replace(method="none", rows=None)
 
 
 #: Settings of a run by name, in place of those that it has.
@@ -89,8 +88,8 @@ def label(settings: Mapping[str, Any] | Run) -> str:
     if s["method"] == "none":
         return ", ".join([f"{norm}{optimizer}", *width])
     name, *details = METHODS[s["method"]].label.removeprefix("gradient-only ").split(", ")
-    details += [f"{word} {s[key]}" for key, word in (("every", "every"), ("rows", "rows of")) if s.get(key)]
-    return ", ".join([f"{norm}{name} {optimizer}", *details, *width])
+    rows = [f"rows of {s['rows']}"] if s.get("rows") else []
+    return ", ".join([f"{norm}{name} {optimizer}", *details, *rows, *width])
 
 
 def arm(result: Result) -> Arm:

@@ -111,10 +111,6 @@ class Cell(NamedTuple):
     text: str
     numbers: Mapping[str, Any]  # what is put behind the column's header, as "n" and "p" are → number
 
-    def bold(self) -> "Cell":
-        """The cell in bold type."""
-        return self._replace(text=f"**{self.text}**")
-
 
 Row = Sequence[str | Cell]
 

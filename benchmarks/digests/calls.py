@@ -18,7 +18,7 @@ from ..train import DERIVATIVES
 from .reached import NONLINEAR, Sample, Settings, Stores, arm, best_runs, measure_of, runs, timings, trials, values
 
 #: What makes a run that others of its file are compared with.
-_KEYS = ("norm", "method", "optimizer", "every", "rows", "embedding_deviation", "embedding_lr")
+_KEYS = ("norm", "method", "optimizer", "rows", "embedding_deviation", "embedding_lr")
 #: The price of a step, in steps of the bare optimizer; None where nothing says it.
 Price = Callable[[Stores], float | None]
 

@@ -231,7 +231,7 @@ OURS = [
 
 
 def _arm(method: str, norm: str = "none", rows: str | None = None) -> Settings:
-    return {"norm": norm, "method": method, "every": None, "rows": rows}
+    return {"norm": norm, "method": method, "rows": rows}
 
 
 _ALL = "adam muon soap"

@@ -150,4 +150,4 @@ def timings(stores: Stores, suite: str, pattern: str = "") -> dict[str, Any]:
 
 def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settings:
     """The settings of an arm without a normaliser."""
-    return {"norm": "none", "optimizer": optimizer, "method": method, "every": None, "rows": rows}
+    return {"norm": "none", "optimizer": optimizer, "method": method, "rows": rows}

@@ -32,9 +32,9 @@ def _cells(results: list[Result]) -> dict[tuple[str, tuple[str, int]], Cell]:
         errors = {r["settings"]["optimizer"]: (r["error"][-1], r["seconds"][-1]) for r in own}
         lowest = min(error for error, _ in errors.values() if error is not None)
         for method, (error, seconds) in errors.items():
-            numbers = {"": error, "seconds": seconds}
-            cell = Cell("diverged" if error is None else f"{error:.2g}", {k: v for k, v in numbers.items() if v})
-            cells[method, column] = cell.bold() if error == lowest else cell
+            text = "diverged" if error is None else f"{error:.2g}"
+            numbers = {name: value for name, value in {"": error, "seconds": seconds}.items() if value}
+            cells[method, column] = Cell(f"**{text}**" if error == lowest else text, numbers)
     return cells
 
 

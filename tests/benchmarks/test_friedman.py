@@ -39,14 +39,12 @@ def test_process_has_learned_more_from_more_points():
     assert many < 0.2 * few < 0.2
 
 
-def test_study_makes_nothing_twice_and_is_reported(tmp_path, capsys):
+def test_study_has_a_row_for_every_method(tmp_path, capsys):
     command = ["friedman", *STUDIES["friedman"].smoke.split(), "--threads", "1", "--out", str(tmp_path)]
     assert main(command) == 0
-    printed, before = capsys.readouterr().out, (tmp_path / "friedman.jsonl").read_text()
+    printed = capsys.readouterr().out
     assert "Friedman 1, 30 points | Friedman 2, 30 points | Friedman 3, 30 points |" in printed
     assert all(f"| {method} | " in printed for method in ("Gaussian process", "GaussNewton", "SOAP"))
-    assert main(command) == 0
-    assert (tmp_path / "friedman.jsonl").read_text() == before
     assert {r["settings"]["seed"] for r in Store(tmp_path / "friedman.jsonl").read("search")} == {0}
 
 
