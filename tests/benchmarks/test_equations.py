@@ -193,6 +193,26 @@ def test_trials_begin_with_counts_of_points_and_go_on_around_the_best():
     assert counts_first(replace(first, lr=None), 6)({replace(run, lr=None): v for run, v in losses.items()}) == []
 
 
+def test_an_arm_with_nothing_but_points_to_choose_tries_each_count_on_three_seeds(tmp_path):
+    store = Store(tmp_path / "equations.jsonl", "equations")
+    options = study.EquationOptions(equation="burgers", width=20, trials=10, seeds=1, steps=4)
+    for optimizer, seeds in {"gauss-newton": [0, 101, 102], "adam": [0]}.items():
+        study._run(replace(options, optimizer=optimizer), store)
+        tried = [r for r in store.read("search") if r["settings"]["optimizer"] == optimizer]
+        assert len(tried) >= 9
+        assert sorted({r["settings"]["seed"] for r in tried}) == seeds
+    means = {
+        inner: math.prod(
+            r["score"]
+            for r in store.read("search")
+            if r["settings"].get("inner", 300) == inner and r["settings"]["optimizer"] == "gauss-newton"
+        )
+        for inner in COUNTS
+    }
+    (shown,) = (r for r in store.read() if r["settings"]["optimizer"] == "gauss-newton")
+    assert shown["settings"]["inner"] == min(means, key=means.__getitem__)
+
+
 def test_problem_without_terms_refuses_optimizers_that_take_them():
     with pytest.raises(ValueError, match="has no terms, which this optimizer takes"):
         Problem.terms(Solver(EquationRun("", "none")))
@@ -219,7 +239,7 @@ def test_an_arm_that_ends_far_above_its_trial_is_run_at_the_next_lower_rates(tmp
         for run, error in zip(runs, ends[runs[0].lr], strict=True):
             store.add(run.key(), {"settings": run.settings(), "environment": {}, "error": [error]})
 
-    def choose(searches, kind, store, loss):
+    def choose(searches, kind, store, loss, each):
         for rate, score in scores.items():
             run = replace(first, lr=rate)
             line = {"settings": run.settings(), "environment": {}, "part": "search", "score": score}
