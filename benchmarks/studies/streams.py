@@ -37,19 +37,23 @@ class Arm(NamedTuple):
     color: str
     first: int  # power of two of the lowest rate that a search begins with
     settings: Mapping[str, Any]
-    limits: Sequence[float | None] = (None,)  # of the gradient's norm, each of which has a search of its own
+    searched: Sequence[Mapping[str, Any]] = ({},)  # settings, each of which has a search of its own
 
 
 ARMS = {
     "sgd": Arm("SGD", "tab:red", -10, {}),
-    "clipped": Arm("SGD, gradient clipped", "tab:orange", -8, {"bound": "norm"}, (0.1, 1.0, 10.0)),
+    "clipped": Arm(
+        "SGD, gradient clipped", "tab:orange", -8, {"bound": "norm"}, [{"limit": norm} for norm in (0.1, 1.0, 10.0)]
+    ),
     "adam": Arm("Adam", "tab:blue", -15, {"optimizer": "adam"}),
     "obgd": Arm("ObGD's bound", "tab:brown", -9, {"bound": "overshooting"}),
     "layernorm": Arm("SGD, LayerNorm", "tab:green", -10, {"norm": "layernorm"}),
     "running-rms": Arm("SGD, running RMS", "black", -9, {"running_rms": True}),
     "proportional": Arm("Proportional SGD", "tab:cyan", -6, {"method": "proportional"}),
     "disproportional": Arm("Disproportional SGD", "dimgray", -6, {"method": "disproportional"}),
-    "whitened": Arm("Whitened SGD", "indigo", -9, {"method": "whitened"}),
+    "whitened": Arm(
+        "Whitened SGD", "indigo", -9, {"method": "whitened"}, [{"damping": damping} for damping in (0.1, 1.0, 10.0)]
+    ),
 }
 TITLES = {
     "coloured": "wandering amplitude, target follows", "coloured-plain": "wandering amplitude, target does not follow",
@@ -75,8 +79,8 @@ def arm(result: Result) -> str:
 
 
 def setting_of(result: Result) -> tuple[Any, ...]:
-    """Learning rate and limit of a run."""
-    return result["settings"]["lr"], result["settings"].get("limit")
+    """Learning rate, limit and damping of a run."""
+    return tuple(result["settings"].get(name) for name in ("lr", "limit", "damping"))
 
 
 def errors(results: Sequence[Result]) -> dict[int, float]:
@@ -129,9 +133,9 @@ def tolerated(rates: Mapping[float, float], factor: float = 1.1) -> tuple[float,
     return ends[0], ends[1]
 
 
-def _by_rate(searched: Sequence[Result], limit: float | None) -> dict[float, float]:
-    """Learning rate → geometric mean of the trials' errors, at one limit."""
-    by_rate = grouped((r for r in searched if r["settings"].get("limit") == limit), setting("lr"))
+def _by_rate(searched: Sequence[Result], chosen: Result) -> dict[float, float]:
+    """Learning rate → geometric mean of the trials' errors, at the limit or damping that was chosen."""
+    by_rate = grouped((r for r in searched if setting_of(r)[1:] == setting_of(chosen)[1:]), setting("lr"))
     return {
         rate: math.inf if None in (scores := [r["score"] for r in each]) else statistics.geometric_mean(scores)
         for rate, each in by_rate.items()
@@ -166,7 +170,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     errors_of = {key: errors(runs) for key, runs in groups.items()}
     ranges, parts = {}, dict[str, Section]()
     for (key, signal), runs in groups.items():
-        rates = _by_rate(searched[key, signal], runs[-1]["settings"].get("limit"))
+        rates = _by_rate(searched[key, signal], runs[-1])
         low, high = tolerated(rates)
         ranges[key, signal] = low, min(rates, key=rates.__getitem__), high
     _figure(ranges, signals, folder / f"{name}.png")
@@ -177,21 +181,22 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     caption = (
         f"Relative error, Σ(e/s)² / Σ(y/s)², of the second half of {rows:,} rows, each predicted before it is learned; "
         "s is the target's amplitude where that is known, else 1. Median and quartiles over seeds. Learning rates are "
-        "the best of ten on two other seeds, and of as many for each of three limits of clipping. Time is processor "
-        f"time of a plain loop, the median of 41 rounds in turn. {where}"
+        "the best of ten on two other seeds, and of as many for each of three limits of clipping or three dampings. "
+        f"Time is processor time of a plain loop, the median of 41 rounds in turn. {where}"
     )
     parts[name] = Section([pivot(["arm"], {key: [ARMS[key].label] for key in arms}, columns, cells), caption])
-    header = ["arm", "learning rate", "limit", "trials", "relative error", "against SGD (p)",
+    header = ["arm", "learning rate", "limit or damping", "trials", "relative error", "against SGD (p)",
               "against the running RMS (p)", "range of rates"]  # fmt: skip
     for signal in signals:
         table = list[list[str | Cell]]()
         for key in (each for each in arms if (each, signal) in errors_of):
-            values, (rate, limit) = errors_of[key, signal], setting_of(groups[key, signal][-1])
+            values, (rate, *bounds) = errors_of[key, signal], setting_of(groups[key, signal][-1])
+            bound = next(filter(None, bounds), None)
             low, _, high = ranges[key, signal]
             rivals = [errors_of.get((other, signal), {}) if other != key else {} for other in ("sgd", "running-rms")]
             trials = len(set(map(setting_of, searched[key, signal])))
             table.append([
-                ARMS[key].label, exact(rate), exact(limit), exact(trials), _median(values),
+                ARMS[key].label, exact(rate), exact(bound), exact(trials), _median(values),
                 *(against(values, rival) for rival in rivals), exact(high / low, ".2g"),
             ])  # fmt: skip
         about = (
@@ -221,7 +226,7 @@ def time_per_step(arms: Sequence[str]) -> dict[str, float]:
         for window, target in zip(signal.windows, signal.targets, strict=True):
             loop.step(window, target)
 
-    seconds = interleaved({arm: partial(rows, Loop(run_of(arm, limit=ARMS[arm].limits[0]))) for arm in arms}, 41)
+    seconds = interleaved({arm: partial(rows, Loop(run_of(arm, **ARMS[arm].searched[0]))) for arm in arms}, 41)
     return {arm: 1000 * statistics.median(each) / len(signal.windows) for arm, each in seconds.items()}
 
 
@@ -233,7 +238,7 @@ def _run(options: StreamOptions, store: Store) -> None:
     for key in options.arms:
         start = RATES.index(2.0 ** ARMS[key].first)
         for signal in options.signals:
-            each = [run_of(key, signal=signal, steps=options.steps, limit=limit) for limit in ARMS[key].limits]
+            each = [run_of(key, signal=signal, steps=options.steps, **more) for more in ARMS[key].searched]
             search = ladder(each, RATES, RATES[start : start + options.trials])
             (best,) = choose([search], STREAMS, store, math.log, each=partial(_seeds, seeds=TUNING))
             run_all(_seeds(best, range(1, options.seeds + 1)), STREAMS, store)
