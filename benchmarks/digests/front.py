@@ -48,7 +48,7 @@ def _front(stores: Stores, name: str, folder: Path) -> Section:
             call = calls[task]
             alone, wrapped = (_mean(stores, call.file, {**call.among, **own}) for own in (call.bare, call.wrapped))
             unit = "%" if measure_of(stores, call.file) is ACCURACY else "dB"
-            price = call.price(stores) or 0.0
+            price = call.price_of_step(stores) or 0.0
             cells = [
                 Cell(f"{alone:.1f} → {wrapped:.1f} {unit}", {"alone": alone, "wrapped": wrapped}),
                 Cell(f"{price:.1f} ×", {"": price}),
