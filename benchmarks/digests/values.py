@@ -1,26 +1,36 @@
 """Numbers in the sentences of pages, by name: `report --pages` writes them into `<!-- value:NAME -->…<!-- -->`."""
 
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..studies import table1
+from .calls import CALLS
 from .comparisons import beside, settings, table
 from .reached import Stores, measure_of, reached, timings
 
 #: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
-#: whose logarithms differ so; or low and high.
+#: whose logarithms differ so, and what it is between; or low and high.
 Numbers = Mapping[str, Any]
 
 
 def lead(stores: Stores, file: str, runs: str, others: str) -> Numbers:
     """How far some runs are ahead of others, with the digits of p that sentences have."""
     (ours,) = settings(runs)
-    samples = (reached(stores, file, **each) for each in (ours, *beside(ours, others)))
-    gain, p, low, high, _ = measure_of(stores, file).difference(*samples)
+    samples = [reached(stores, file, **each) for each in (ours, *beside(ours, others))]
+    measure = measure_of(stores, file)
+    gain, p, low, high, _ = measure.difference(*samples)
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.{2 if p >= 0.0145 else 3}f}"
-    return {"gain": gain, "loss": -gain, "low": low, "high": high, "p": shown, "times": 10 ** abs(gain)}
+    means = dict(zip(("ours", "theirs"), map(measure.mean, samples), strict=True))
+    medians = {
+        f"{whose}_median": statistics.median(each.values())
+        for whose, each in zip(("our", "their"), samples, strict=True)
+    }
+    return {
+        "gain": gain, "loss": -gain, "low": low, "high": high, "p": shown, "times": 10 ** abs(gain), **means, **medians,
+    }  # fmt: skip
 
 
 def between(values: Sequence[float]) -> Numbers:
@@ -51,6 +61,12 @@ def ranked(stores: Stores, activation: str) -> Numbers:
     return {"rank": rank.statistic, "p": rank.pvalue}
 
 
+def price(stores: Stores, task: str) -> Numbers:
+    """The price of a step of a task in the table of calls."""
+    (call,) = (call for call in CALLS if call.task == task)
+    return {"price": call.price_of_step(stores)}
+
+
 def newton_step(stores: Stores) -> Numbers:
     """The price of a step of GaussNewton at 300 residuals and ten thousand parameters, in plain steps."""
     (r,) = (r for r in stores["speed-gauss-newton"].read() if r["rows"] == 300 and 1e4 <= r["parameters"] < 2e4)
@@ -73,10 +89,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "uc": ("{low:.1f} to {high:.1f} times", times, "unit-consistent", "10.2 M"),
     "uc-memory": ("{low:.1f} times", memory, "unit-consistent", "10.2 M"),
     "gauss-newton": ("{low:.1f} plain steps", newton_step),
+    "price-picture-soap": ("{price:.1f} ×", price, "picture, Fourier features, equal time, SOAP"),
+    "price-picture-adam": ("{price:.1f} ×", price, "picture, Fourier features, equal time, Adam"),
+    "price-cnn": ("{price:.1f} ×", price, "CNN without a normaliser, Adam"),
+    "price-mlp": ("{price:.1f} ×", price, "tanh MLP, SGD"),
     "affine": ("{more:.0f} %", times, "structural", "AffineLikeLinear.*compiled"),
 }
 #: Pages with such phrases that show no results beside.
-PAGES = (Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))
+PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))
 _PLACE = re.compile(r"(<!-- value:(\S+) -->)(.*?)(<!-- -->)", re.DOTALL)
 
 
