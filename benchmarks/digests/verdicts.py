@@ -1,17 +1,21 @@
 """Every claim of the papers and of this library, in a line each, judged by the committed results."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from ..catalogue import RECIPES
-from ..core.store import Store
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, holm, markdown
-from .claims import CLAIMS
-from .judges import Claim, Finding
-from .reached import trials
+from .claims import CLAIMS, LIBRARY, Claim
+from .judges import Finding
+from .reached import Stores
+
+_SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "Holm's p"]
+_HEADER = ["of", *_SHOWN, "verdict", "figure", "p", "results", "what would decide it"]
+#: Verdict → what a table is headed by, and the name of its file.
+_TABLES = {True: ("Holds", "hold"), False: ("Does not hold", "refuted"), None: ("Undecided", "undecided")}
 
 
 def decide(claim: Claim) -> str:
@@ -25,14 +29,12 @@ def decide(claim: Claim) -> str:
 
 def whole_p(finding: Finding) -> float | None:
     """The p of a claim: the greatest of the differences that it needs, the least where one of them refutes it."""
-    each = [float(p) for p in finding.p.split("; ") if p]
-    return (min if finding.holds is False else max)(each, default=None)
+    return (min if finding.holds is False else max)(finding.p, default=None)
 
 
 class Verdict(NamedTuple):
     """A claim, what results say of it, Holm's p over all claims that have one, and the trials of both sides."""
 
-    source: str
     claim: Claim
     finding: Finding
     corrected: float | None
@@ -41,7 +43,7 @@ class Verdict(NamedTuple):
     @property
     def holds(self) -> bool | None:
         """Whether it holds, by Holm's p if there is one; a loss of this library counts by its own p."""
-        is_loss = self.source == LIBRARY and self.finding.holds is False
+        is_loss = self.claim.source == LIBRARY and self.finding.holds is False
         return self.finding.holds if is_loss or self.corrected is None or self.corrected < SIGNIFICANT else None
 
     @property
@@ -50,57 +52,41 @@ class Verdict(NamedTuple):
         claim, finding = self.claim, self.finding
         is_uncorrected = finding.holds is not None and self.holds is None
         by_itself = f"by its own p it {'holds' if finding.holds else 'does not'}" if is_uncorrected else ""
-        words = ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself]))
-        command = decide(claim) if self.holds is None else ""
         return [
-            self.source, claim.text if self.source == LIBRARY else f"{self.source}: {claim.text}", claim.against,
-            finding.n, self.trials, finding.difference, exact(self.corrected, ".1g"), words, finding.figure, finding.p,
-            claim.file, command,
+            claim.source, claim.text if claim.source == LIBRARY else f"{claim.source}: {claim.text}", claim.against,
+            finding.n, self.trials, finding.difference, exact(self.corrected, ".1g"),
+            ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself])), finding.figure,
+            "; ".join(f"{p:.2g}" for p in finding.p), claim.file, decide(claim) if self.holds is None else "",
         ]  # fmt: skip
 
 
-LIBRARY = "This library"
-_SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "Holm's p"]
-_HEADER = ["of", *_SHOWN, "verdict", "figure", "p", "results", "what would decide it"]
-#: Verdict → what a table is headed by, and the name of its file.
-_TABLES = {True: ("Holds", "hold"), False: ("Does not hold", "refuted"), None: ("Undecided", "undecided")}
-
-
-def trials_of(stores: Mapping[str, Store], claim: Claim) -> str:
-    """How many settings were tried for a claim's own runs, and for those of the other; nothing where none were."""
-    if len(claim.others) != 1 or claim.file not in stores:
-        return ""
-    counts = [[trials(stores, part.file, each) for each in (part.own, *part.others)] for part in claim.parts]
-    return "; ".join(dict.fromkeys(", ".join(map(str, pair)) for pair in counts if any(pair)))
-
-
-def verdicts(stores: Mapping[str, Store]) -> list[Verdict]:
+def verdicts(stores: Stores) -> list[Verdict]:
     """The verdicts on all claims."""
-    findings = [(source, claim, claim.finding(stores)) for source, claims in CLAIMS.items() for claim in claims]
-    values = [whole_p(finding) for *_, finding in findings]
+    findings = [claim.finding(stores) for claim in CLAIMS]
+    values = [whole_p(finding) for finding in findings]
     corrected = iter(holm([p for p in values if p is not None]))
     return [
-        Verdict(source, claim, finding, None if p is None else next(corrected), trials_of(stores, claim))
-        for (source, claim, finding), p in zip(findings, values, strict=True)
+        Verdict(claim, finding, None if p is None else next(corrected), claim.trials(stores))
+        for claim, finding, p in zip(CLAIMS, findings, values, strict=True)
     ]
 
 
-def _on_page(rows: Iterable[Row]) -> str:
+def on_page(rows: Iterable[Row]) -> str:
     """A table with a row for all rivals that a claim has."""
     shown = [[cell.text if isinstance(cell, Cell) else cell for cell in row[1 : len(_SHOWN) + 1]] for row in rows]
     columns = [list(zip(*same, strict=True)) for same in grouped(shown, itemgetter(0)).values()]
-    return markdown(_SHOWN, [[("; ".join(c) if len(set(c)) > 1 else c[0]) for c in each] for each in columns])
+    return markdown(_SHOWN, [["; ".join(c) if len(set(c)) > 1 else c[0] for c in each] for each in columns])
 
 
-def _section(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
+def _section(stores: Stores, name: str, folder: Path) -> Section:
     """How many claims of every source hold, what tests decide, and a file for each verdict with all its claims."""
     every = verdicts(stores)
-    counts: list[Row] = [
-        [source, *(exact(sum(v.source == source and v.holds is holds for v in every)) for holds in _TABLES)]
-        for source in CLAIMS
-    ]
     by_verdict = {holds: [v for v in every if v.holds is holds] for holds in _TABLES}
-    pages = [f"**{_TABLES[holds][0]}**\n\n{_on_page(v.row for v in by_verdict[holds] if v.corrected is not None)}"
+    counts: list[Row] = [
+        [source, *(exact(sum(v.claim.source == source for v in each)) for each in by_verdict.values())]
+        for source in dict.fromkeys(claim.source for claim in CLAIMS)
+    ]
+    pages = [f"**{_TABLES[holds][0]}**\n\n{on_page(v.row for v in by_verdict[holds] if v.corrected is not None)}"
              for holds in (True, False)]  # fmt: skip
     files = [Table(_HEADER, [v.row for v in by_verdict[holds]], [], file) for holds, (_, file) in _TABLES.items()]
     return Section([*pages, Table(["source", "hold", "do not", "undecided"], counts, [], "counts"), *files])

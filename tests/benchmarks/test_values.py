@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks.digests.values import VALUES, filled
+from benchmarks.digests.values import VALUES, filled, phrase
 
 from .conftest import ROOT, STORES
 
@@ -43,8 +43,7 @@ def test_no_other_number_stands_in_a_sentence(page):
 
 def test_a_place_is_filled_with_its_phrase_and_a_wrong_number_goes():
     page = "SOAP gains <!-- value:features-soap -->99.9 dB<!-- -->, and 3 stays."
-    template, numbers = VALUES["features-soap"]
-    assert filled(page, STORES) == page.replace("99.9 dB", template.format(**numbers(STORES)))
+    assert filled(page, STORES) == page.replace("99.9 dB", phrase("features-soap", STORES))
     with pytest.raises(ValueError, match="no value is called 'nothing'; there are features-soap"):
         filled("It is <!-- value:nothing -->1<!-- -->", STORES)
     with pytest.raises(ValueError, match="place of 'features-soap' begins a line"):

@@ -2,7 +2,6 @@
 
 import math
 import random
-from functools import partial
 
 import pytest
 from scipy import stats
@@ -10,14 +9,13 @@ from scipy import stats
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.tables import exact, holm, spearman
 from benchmarks.digests import judges, special
-from benchmarks.digests.claims import CLAIMS
-from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, no_worse, rises
+from benchmarks.digests.claims import CLAIMS, Claim, every
+from benchmarks.digests.judges import Finding
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
-from benchmarks.digests.verdicts import DIGESTS, Verdict, _on_page, decide, trials_of, whole_p
+from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, on_page, whole_p
 
 from .conftest import result, stored
 
-ALL = [claim for claims in CLAIMS.values() for claim in claims]
 HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
 
 
@@ -26,6 +24,14 @@ NATS = Measure("nats", is_lower_better=True)
 
 def seeds(values):
     return dict(enumerate(values))
+
+
+def claim(file, judge, runs="", others="", epochs="", source="", text="", against=""):
+    return Claim(source, text, against, file, runs, others, judge, epochs)
+
+
+def rounded(p):
+    return float(f"{p:.2g}")
 
 
 def lead(ours, others, measure):
@@ -39,7 +45,7 @@ def within(ours, theirs, margin, measure):
 def test_difference_counts_where_welchs_p_says_so_and_is_to_the_best_of_several():
     test = stats.ttest_ind(HIGH, LOW, equal_var=False)
     low, high = test.confidence_interval(0.95)
-    wanted = Finding(True, "51.00 ± 0.58 against 41.33 ± 0.88", "3, 3", f"{test.pvalue:.2g}")
+    wanted = Finding(True, "51.00 ± 0.58 against 41.33 ± 0.88", "3, 3", [rounded(test.pvalue)])
     wanted = wanted._replace(difference=f"+9.7 points [{low:+.1f}, {high:+.1f}]")
     assert lead(HIGH, {"low": LOW}, ACCURACY) == wanted
     assert lead(LOW, {"high": HIGH}, ACCURACY).holds is False
@@ -57,30 +63,35 @@ def test_paired_difference_is_that_of_the_problems_that_both_learned():
     test = stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3])
     low, high = test.confidence_interval(0.95)
     text = f"-1.100 nats [{low:+.3f}, {high:+.3f}]"
-    assert judges.lead(own, {"other": other}, error) == Finding(True, "", "3", f"{test.pvalue:.2g}", difference=text)
+    assert judges.lead(own, {"other": other}, error) == Finding(True, "", "3", [rounded(test.pvalue)], text)
     assert judges.lead(own, {"other": other}, error._replace(is_lower_better=False)).holds is False
     assert judges.lead(own, {"other": other | {3: math.inf}}, error) == Finding(None, "a run broke down", "3")
 
 
 def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
-    store = stored(tmp_path, "fig2", [result("none", accuracies=(LOW,), epochs=10)])
-    holds = Finding(True, "figure", "3", "0.01")
-    judge = special.whole(lambda stores, claim: holds)
-    assert judge({"fig2": store}, Claim("", "fig2", judge)) == holds._replace(holds=None, word="10 of 100 epochs")
-    stored(tmp_path, "fig2", [result("none", accuracies=(LOW,), epochs=100)])
-    assert judge({"fig2": store}, Claim("", "fig2", judge)) == holds
+    methods = {"affine-like": HIGH, "none": LOW}
+
+    def finding(epochs):
+        stores = {
+            "cnn": stored(tmp_path, "cnn", [result(m, accuracies=[a], epochs=epochs) for m, a in methods.items()])
+        }
+        return claim("cnn", "ahead", f"method=affine-like; epochs={epochs}", "method=none", "100").finding(stores)
+
+    short, long = finding(10), finding(100)
+    assert (short.holds, short.word) == (None, "10 of 100 epochs")
+    assert long == short._replace(holds=True, word="")
 
 
 def test_a_verdict_is_holms_but_of_losses_of_this_library():
     def holds(source, finding, corrected):
-        return Verdict(source, Claim("", "", ahead), Finding(finding), corrected).holds
+        return Verdict(claim("", "ahead", source=source), Finding(finding), corrected).holds
 
     assert [holds("This library", True, p) for p in (0.01, 0.2, None)] == [True, None, True]
     assert [holds("This library", False, p) for p in (0.01, 0.2, None)] == [False, False, False]
     assert [holds("Bird 2025", False, p) for p in (0.01, 0.2, None)] == [False, None, False]
     assert holds("This library", None, 0.01) is None
-    claim = Claim("claim", "cnn", no_worse, against="rival")
-    row = Verdict("Bird", claim, Finding(True, n="3, 3", word="worse"), 0.2, "4, 5").row
+    of_bird = claim("cnn", "no_worse 1", source="Bird", text="claim", against="rival")
+    row = Verdict(of_bird, Finding(True, n="3, 3", word="worse"), 0.2, "4, 5").row
     assert list(row[:5]) == ["Bird", "Bird: claim", "rival", "3, 3", "4, 5"]
     assert row[7] == "Undecided, worse, by its own p it holds"
 
@@ -95,9 +106,8 @@ def test_trials_are_the_settings_that_were_tried_whatever_the_length(tmp_path):
     assert [trials(stores, "cnn", {"method": name, "epochs": 9}) for name in ("none", "dyt", "rmsnorm")] == [2, 1, 0]
     stored(tmp_path, "cnn", [trial("dyt", 4, hidden=[9])])
     assert trials(stores, "cnn", {"method": "dyt"}) == 1  # of each network
-    claim = Claim("", "cnn", ahead, {"method": "dyt"}, [{"method": "none"}])
-    assert trials_of(stores, claim) == "1, 2"
-    assert trials_of(stores, claim._replace(own={"method": "rmsnorm"}, others=[{"method": "rmsnorm"}])) == ""
+    assert claim("cnn", "ahead", "method=dyt", "method=none").trials(stores) == "1, 2"
+    assert claim("cnn", "ahead", "method=rmsnorm", "method=rmsnorm").trials(stores) == ""
 
 
 NEAR, BEHIND = [50.5, 51.0, 51.5], [48.5, 49.0, 49.5]
@@ -121,7 +131,7 @@ def test_p_of_no_worse_is_as_small_as_a_twentieth_where_the_interval_ends_at_the
     ends = stats.ttest_ind(own, other, equal_var=False).confidence_interval(0.95)
     far, near = sorted(map(abs, ends), reverse=True)
     for end in (far, near):
-        assert float(within(own, other, end, measure).p) == pytest.approx(0.05)
+        assert within(own, other, end, measure).p == pytest.approx([0.05])
     assert within(own, other, 0.999 * near, measure).holds is False
     assert within(own, other, 1.001 * far, measure).holds is True
     assert within(other, own, near, measure).holds is True
@@ -145,8 +155,7 @@ def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
     ])  # fmt: skip
 
     def drop(of, *others):
-        claim = Claim("", "table1", ahead, {"activation": "tanh"}, [{"method": name} for name in others])
-        return special.drop({"table1": store}, claim, of=of)
+        return special.drop({"table1": store}, "table1", {"activation": "tanh"}, [{"method": m} for m in others], *of)
 
     finding = drop(["batchnorm", "layernorm"], "none", "rmsnorm")
     assert finding == Finding(True, "lose 2.0 to 3.0 points, others 0.0 to 1.0", "1 batch sizes")
@@ -161,7 +170,7 @@ def test_one_that_does_not_hold_is_enough_against_all():
     )
     assert [every(each).holds for each in ([yes, yes], [yes, undecided], [undecided, no])] == [True, None, False]
     twice = every([yes, lead(HIGH[::-1], {"other": LOW}, ACCURACY)])
-    assert (twice.n, twice.p) == ("3, 3", f"{yes.p}; {yes.p}")  # a p for every difference, if two are alike
+    assert (twice.n, twice.p) == ("3, 3", [*yes.p, *yes.p])  # a p for every difference, if two are alike
 
 
 def test_a_claim_is_of_all_settings_beside(tmp_path):
@@ -171,13 +180,14 @@ def test_a_claim_is_of_all_settings_beside(tmp_path):
         for activation, own in activations.items() for method, values in (("none", LOW), ("affine-like", own))
     ])}  # fmt: skip
 
-    def holds(file, *activations):
-        each = [{"activation": name} for name in activations]
-        return Claim("", file, ahead, {"method": "affine-like"}, [{"method": "none"}], each).finding(stores).holds
+    def holds(file, activations):
+        return (
+            claim(file, "ahead", f"method=affine-like; activation={activations}", "method=none").finding(stores).holds
+        )
 
-    assert holds("cnn", "tanh", "relu") is True
-    assert holds("cnn", "tanh", "identity") is False
-    assert holds("cnn", "tanh", "gelu") is None  # has not run
+    assert holds("cnn", "tanh,relu") is True
+    assert holds("cnn", "tanh,identity") is False
+    assert holds("cnn", "tanh,gelu") is None  # has not run
     assert holds("fig2", "tanh") is None
     either = runs(stores, "cnn", method={"none", "dyt"}, activation={"tanh", "relu"}, damping=None)
     assert [r["settings"]["activation"] for r in either] == ["tanh", "relu"]
@@ -186,33 +196,30 @@ def test_a_claim_is_of_all_settings_beside(tmp_path):
 def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
     runs = [result(batch_size=size, accuracies=[[50 - size / 8, 51 - size / 16]]) for size in (8, 16, 32, 64, 128)]
     store = stored(tmp_path, "table1", runs[:-1])
+    settings = {"method": "none", "activation": "tanh"}
     with pytest.raises(LookupError, match="not every batch size"):
-        judges.row({"table1": store}, "none", "tanh")
+        judges.sample({"table1": store}, "table1", settings)
     stored(tmp_path, "table1", runs[-1:])
-    assert judges.row({"table1": store}, "none", "tanh") == pytest.approx(seeds([43.8, 47.9]))
-    claim = Claim("", "table1", rises, {"method": "none", "activation": "tanh"})
-    down, up = (judge({"table1": store}, claim) for judge in (falls, rises))
+    assert judges.sample({"table1": store}, "table1", settings) == pytest.approx(seeds([43.8, 47.9]))
+    down, up = (judges.slope({"table1": store}, "table1", settings, [], way) for way in ("down", "up"))
     p = stats.ttest_1samp([-0.125, -0.0625], 0.0).pvalue  # of the seeds' own slopes
     assert p > 0.05
-    assert (down.holds, up.holds, down.p) == (None, None, f"{p:.2g}")
+    assert (down.holds, up.holds, down.p) == (None, None, [rounded(p)])
     assert "-9.37 ± 3.12" in down.figure
     assert down.n == "2"
 
 
 def test_claims_name_commands_that_exist():
-    for claim in ALL:
-        words = decide(claim).split()
-        assert claim.file
+    for each in CLAIMS:
+        words = decide(each).split()
         if words:
             assert words[:3] == ["python", "-m", "benchmarks"]
-            assert words[3] in STUDIES or (words[3] == "reproduce" and words[4] in RECIPES), claim
-        else:
-            assert claim.file in RECIPES, claim
+            assert words[3] in STUDIES or (words[3] == "reproduce" and words[4] in RECIPES), each
 
 
 def test_verdicts_without_any_results_are_all_undecided(tmp_path):
     stores = {"digits": stored(tmp_path, "digits", [result()])}
-    assert not [claim.text for claim in ALL if claim.finding(stores).holds is not None]
+    assert not [each.text for each in CLAIMS if each.finding(stores).holds is not None]
     assert "Undecided" in DIGESTS["verdicts"].section(stores, "verdicts", tmp_path).text
 
 
@@ -228,9 +235,9 @@ def test_holms_p_is_the_definition():
 
 
 def test_a_claim_of_several_differences_has_the_p_that_it_stands_on():
-    assert whole_p(Finding(True, p="0.01; 0.04")) == 0.04
-    assert whole_p(Finding(False, p="0.5; 1e-05")) == 1e-05
-    assert whole_p(Finding(None, p="0.2; 0.6")) == 0.6
+    assert whole_p(Finding(True, p=[0.01, 0.04])) == 0.04
+    assert whole_p(Finding(False, p=[0.5, 1e-05])) == 1e-05
+    assert whole_p(Finding(None, p=[0.2, 0.6])) == 0.6
     assert whole_p(Finding(True)) is None
 
 
@@ -253,19 +260,21 @@ def test_lead_along_widths_is_of_the_places_that_the_claim_is_about_and_never_of
         for method, mean in [("affine-like", 50.0), ("none", other)] for width in (16, 64)
     ])  # fmt: skip
 
-    def along(judge=special.along, **wanted):
-        claim = Claim("", "fig4", judge, {"method": "affine-like", **wanted}, [{"method": "none"}])
-        return judge({"fig4": store}, claim)
+    def along(places, **wanted):
+        ours = {"method": "affine-like", **wanted}
+        return special.along({"fig4": store}, "fig4", ours, [{"method": "none"}], places)
 
-    finding = along()
-    assert (finding.holds, finding.figure.split()[2]) == (holds, "2" if holds else "0")
+    finding = along("all")
+    assert (finding.holds, finding.figure) == (
+        holds,
+        f"ahead at {2 * holds} of 2 widths and depths, behind at {2 - 2 * holds}",
+    )
+    assert " of 1 widths" in along("wide").figure
     with pytest.raises(LookupError, match="fig4"):
-        along(partial(special.along, keep=lambda panel, place: place > 64))
-    with pytest.raises(LookupError, match="fig4"):
-        along(activation="identity")
+        along("all", activation="identity")
 
 
 def test_a_page_has_one_row_for_all_rivals_of_a_claim():
     rows = [["of", "A", rival, "5", "4, 4", difference, "0.1"] for rival, difference in (("x", "+1"), ("y", "+2"))]
-    table = _on_page([*rows, ["of", "B", "x", "3", "", "+1", exact(0.25)], ["of", "A", "z", "5", "4, 4", "+1", "0.1"]])
+    table = on_page([*rows, ["of", "B", "x", "3", "", "+1", exact(0.25)], ["of", "A", "z", "5", "4, 4", "+1", "0.1"]])
     assert table.splitlines()[2:] == ["| A | x; y; z | 5 | 4, 4 | +1; +2; +1 | 0.1 |", "| B | x | 3 |  | +1 | 0.25 |"]
