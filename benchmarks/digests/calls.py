@@ -146,8 +146,9 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "lead on the best without this library"]
     caption = (
-        "Less is better of nats, and of ×, the factor on an error. A price is in steps of the optimizer alone. Without "
-        "norms the best has none either."
+        "Less is better of nats, and of ×, the factor on an error. Steps or epochs are equal where no time is named. A "
+        "price is in steps of the optimizer alone. For transformers without norms the best is of those without any; "
+        "NorMuon with LayerNorm is ahead of it."
     )
     return Section([Table(header, rows, [call.is_shown for call in CALLS]), caption])
 

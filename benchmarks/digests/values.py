@@ -50,9 +50,9 @@ def memory(stores: Stores, suite: str, pattern: str) -> Numbers:
 
 
 def measurement(stores: Stores) -> Numbers:
-    """The time of one `divergence`, in training steps, but of affine-like layers."""
+    """The time of one `divergence`, in training steps."""
     (result,) = stores["divergence"].read()
-    return between([row["time_ratio"]["median"] for row in result["cost"] if row["what"] != "affine-like"])
+    return between([row["time_ratio"]["median"] for row in result["cost"]])
 
 
 def ranked(stores: Stores, activation: str) -> Numbers:
