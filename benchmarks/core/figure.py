@@ -20,6 +20,8 @@ from .tables import mean_and_error
 
 #: Of every figure, in inches: at the 850 pixels that a page shows, letters of 10 points are 12 pixels high.
 WIDTH = 9.6
+#: Characters of a label up to which three stand beside each other in a legend.
+LONGEST = 40
 
 
 def band(axis: Any, x: Sequence[float], values: Sequence[Sequence[float]], style: str = "-", **look: Any) -> None:
@@ -83,7 +85,10 @@ def panels(
         }
         # What names no line comes last.
         handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith(("band", "thin"))))
-        fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
+        ncols = 3 if max(map(len, handles), default=0) <= LONGEST else 2
+        fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False)
+        # A long legend makes the figure higher, and not its panels lower.
+        fig.set_figheight(fig.get_figheight() + 0.21 * max(0, len(handles) / ncols - 5))
         fig.suptitle(wrapped(title, 101), fontsize=11)
 
 
