@@ -191,23 +191,16 @@ class Uses:
         assert axes is not None  # a view that cuts a parameter up is no Parameter
         plus, minus = (_laid_out(index, axes) for index in (plus, pinned(plus.dim()) if minus is None else minus))
         kind += "" if parameter.plain else f" as {axes}"
-        self._note(parameter.name, self.parameters, Use(kind, tuple(parameter.base.shape), plus, minus, counted))
-
-    def grouped(self, parameter: Parameter, kind: str, shape: tuple[int, ...], plus: Tensor, minus: Tensor) -> None:
-        """Note a use as a convolution's weight, viewed as (groups, …)."""
-        use = Use(f"{kind} {tuple(plus.shape)}", shape, plus, minus, counted=True)
-        self._note(parameter.name, self.parameters, use)
+        self.note(self.parameters, parameter.name, Use(kind, tuple(parameter.base.shape), plus, minus, counted))
 
     def fixed(self, parameter: Parameter, why: str) -> None:
         """Note a use that lets the parameter move with nothing."""
         zeros = pinned(parameter.base.dim())
-        self._note(parameter.name, self.parameters, Use("fixed", tuple(parameter.base.shape), zeros, zeros, why=why))
+        use = Use("fixed", tuple(parameter.base.shape), zeros, zeros, why=why)
+        self.note(self.parameters, parameter.name, use)
 
-    def statistic(self, buffer: Activation, ids: Tensor, power: int) -> None:
-        """Note that a running statistic moves by e^s to some power."""
-        self._note(buffer.buffer, self.buffers, Use(f"power {power}", buffer.shape, ids, pinned(1), power=power))
-
-    def _note(self, name: str, uses: dict[str, Use], use: Use) -> None:
+    def note(self, uses: dict[str, Use], name: str, use: Use) -> None:
+        """Note how a parameter moves, or a running statistic."""
         old = uses.setdefault(name, use)
         if old.kind == use.kind:
             why = f"both uses of {name} must move it alike"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .call import Call, to_dims
-from .channels import Activation, Parameter, Value
+from .channels import Activation, Parameter, Use, Value, pinned
 
 #: An eps that changes no variance in float64. torch refuses 0 itself in training from 2.15 on.
 NEGLIGIBLE = 1e-20
@@ -57,7 +57,8 @@ def convolution(call: Call) -> Any:
     if groups == 1:
         rows, columns, shape = rows[0], columns[0], shape[1:]
     kind, plus, minus = ("transposed convolution", columns, rows) if transposed else ("convolution", rows, columns)
-    call.uses.grouped(weight, kind, shape, plus, minus)
+    use = Use(f"{kind} {tuple(plus.shape)}", shape, plus, minus, counted=True)
+    call.uses.note(call.uses.parameters, weight.name, use)
     call.bias(call["bias"], out)
     return call.along(out, axis)
 
@@ -76,10 +77,12 @@ def batch_norm(call: Call) -> Any:
     """Per-channel normalisation: the input is free, its scale leaves with the statistics; γ and β scale the output."""
     into = call.vector(call["input"], 1)
     for name, power in (("running_mean", 1), ("running_var", 2)):
-        if isinstance(call[name], Activation) and call[name].buffer:
-            call.uses.statistic(call[name], into, power)
-        elif call[name] is not None:  # it cannot move with the input
-            call.pin(call[name])
+        statistic = call[name]
+        if isinstance(statistic, Activation) and statistic.buffer:
+            use = Use(f"power {power}", statistic.shape, into, pinned(1), power=power)
+            call.uses.note(call.uses.buffers, statistic.buffer, use)
+        elif statistic is not None:  # it cannot move with the input
+            call.pin(statistic)
             call.channels.pin(into, f"no buffer holds the statistics of {call.label}")
     if call["eps"] > NEGLIGIBLE:
         call.uses.inexact.append(call.where)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adiv_optim.gauge.log_least_squares import _descend, conjugate_gradients
+from adiv_optim.gauge.rz import _descend, conjugate_gradients
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

@@ -200,16 +200,6 @@ def test_lower_precision_comes_near_and_its_logarithms_are_taken_in_float32(dtyp
 
 
 @torch.no_grad()
-def test_many_blocks_are_solved_by_iterations():
-    # 300 depthwise channels: too many sets for the direct solution.
-    model = nn.Sequential(nn.Conv1d(3, 300, 1), nn.Conv1d(300, 300, 3, groups=300), nn.ReLU(), nn.Conv1d(300, 2, 1))
-    graph = gauge.trace(model, torch.randn(1, 3, 5))
-    before, t = scales_of(graph, model), gauge.random_gauge(graph, SIGMA)
-    gauge.apply_gauge(model, graph, t)
-    assert (scales_of(graph, model) - before - t).abs().max() <= SCALES
-
-
-@torch.no_grad()
 def test_factors_are_the_gauge():
     model = Convolutions().double()
     graph = gauge.trace(model, torch.randn(2, 3, 8, 8))
