@@ -11,8 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from .. import _device
 from .._device import without_autocast
 from ..attach import detach
-from ..jacobian.modules import same_randomness
-from ..jacobian.recorder import Pass, differentiate
+from ..jacobian.modules import Pass, differentiate, same_randomness
 from ..optim import OptimizerWrapper
 from ..optim.parameters import check_same_parameters
 from ..rows.layers import Corrected

@@ -14,8 +14,7 @@ from .._checks import check_count
 from .._device import without_autocast
 from ..attach import attach
 from ..corrections import Correction, check_correction
-from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
-from ..jacobian.recorder import Call
+from ..jacobian.modules import Call, choose_layers, mixes_samples, same_randomness
 from ..optim import OptimizerWrapper
 from ..rows.layers import Corrected, plain_type
 from ..rows.models import refuse_attached

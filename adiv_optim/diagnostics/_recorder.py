@@ -1,10 +1,7 @@
 """Isometry of every layer's outputs, read off the forward passes of a model as they happen."""
 
-import json
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,15 +11,6 @@ from .._checks import check_count
 from ..rows.models import no_such_module
 from ._isometry import isometry_gap
 from ._rows import evenly, to_float64
-
-
-def _null_if_infinite(value: Any) -> Any:
-    """Replace numbers that strict JSON has no name for."""
-    if isinstance(value, dict):
-        return {key: _null_if_infinite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_null_if_infinite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def samples(output: Tensor) -> Tensor:
@@ -72,11 +60,6 @@ class IsometryRecorder:
             for name, value in call.items()
             if isinstance(value, (int, float))
         }
-
-    def save(self, path: str | Path) -> None:
-        """Write the history as JSON; an infinite gap becomes null."""
-        result = {"every": self.every, "left_out": self.left_out, "history": self.history}
-        Path(path).write_text(json.dumps(_null_if_infinite(result), indent=1) + "\n")
 
     def __enter__(self) -> "IsometryRecorder":
         return self

@@ -1,7 +1,6 @@
 """The isometry recorder measures the layers' outputs, float64, and a training does not notice it."""
 
 import copy
-import json
 import math
 import pickle
 
@@ -249,17 +248,6 @@ def test_loggers_get_the_last_measurement_flat():
         f"isometry/{call['path']}/{key}": call[key] for call in calls for key in ("samples", "isometry", "gap")
     }
     assert all(type(value) is float for value in recorder.metrics().values())
-
-
-def test_history_is_saved_as_strict_json(tmp_path):
-    """Ten samples of three features have no finite gap."""
-    model = nn.Linear(6, 3)
-    with record(model) as recorder:
-        model(batch()[0])
-    assert recorder.history[0]["layers"][0]["gap"] == math.inf
-    recorder.save(tmp_path / "history.json")
-    saved = json.loads((tmp_path / "history.json").read_text(), parse_constant=pytest.fail)
-    assert saved["history"][0]["layers"][0] == {**recorder.history[0]["layers"][0], "gap": None}
 
 
 MISTAKES = {

@@ -29,7 +29,7 @@ def layerwise_l2_norm(old):
 
 RESNETS = {
     "class": DyT,
-    "partial": partial(DyISRU, sqrt_d=False, per_channel=True),
+    "partial": partial(DyISRU, sqrt_d=False),
     "function": layerwise_l2_norm,
 }
 
@@ -72,7 +72,7 @@ DROPPED = {
     "no-parameters": (nn.BatchNorm1d(3), lambda old: L2Norm(), ("weight", "bias", *RUNNING)),
     "no-affine": (nn.LayerNorm(3), partial(DyT, elementwise_affine=False), ("weight", "bias")),
     "no-bias": (nn.LayerNorm(3), partial(DyISRU, bias=False), ("bias",)),
-    "other-shape": (nn.LayerNorm(3), partial(ChannelScale, per_channel=False), ("weight", "bias")),
+    "other-shape": (nn.LayerNorm(3), partial(ChannelScale, normalized_shape=1), ("weight", "bias")),
     "copy": (nn.LayerNorm(3), copy.deepcopy, ("weight", "bias")),
 }
 
