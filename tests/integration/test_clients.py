@@ -96,13 +96,6 @@ class TestSkorch:
         second.load_params(**files)
         assert deviation(weights(self.fit(second).module_), weights(self.fit(first).module_)) == 0
 
-    def test_settings_reach_the_inner_optimizer(self):
-        base = pytest.importorskip("sklearn.base")
-        net = base.clone(self.regressor(optimizer__betas=(0.5, 0.9))).initialize()
-        net.set_params(optimizer__lr=0.5)
-        (group,) = net.optimizer_.inner.param_groups
-        assert (group["lr"], group["betas"]) == (0.5, (0.5, 0.9))
-
 
 class TestStableBaselines3:
     """In float32, as its observations are: the same operations in the same order, to the bit."""
@@ -167,44 +160,27 @@ class TestStableBaselines3:
         loaded.set_env(agent.get_env())
         loaded.learn(16)
 
-    def test_assigned_after_construction_is_lost_in_loading(self, tmp_path):
-        """The reason for the recipe."""
-        agent = self.agent(policy="MlpPolicy")
-        agent.policy.optimizer = whitened(agent.policy, agent.policy.optimizer)
-        agent.learn(8).save(tmp_path / "agent")
-        assert type(type(agent).load(tmp_path / "agent").policy.optimizer) is torch.optim.Adam
-
-    def test_dqn(self, tmp_path):
-        policies = pytest.importorskip("stable_baselines3.dqn.policies")
-
-        class Policy(policies.DQNPolicy):
-            def _build(self, lr_schedule):
-                super()._build(lr_schedule)
-                self.optimizer = whitened(self.q_net, self.optimizer)
-
-        torch.set_default_dtype(torch.float32)
-        kind = pytest.importorskip("stable_baselines3").DQN
-        agent = kind(Policy, "CartPole-v1", learning_starts=8, seed=0, device="cpu", policy_kwargs={"net_arch": [8]})
-        agent.learn(32).save(tmp_path / "agent")
-        assert all_treated(agent.policy.optimizer)
-        assert all_treated(kind.load(tmp_path / "agent").policy.optimizer)
-
-    @pytest.mark.parametrize("algorithm", ["SAC", "TD3"])
-    def test_actor_and_critic(self, algorithm, tmp_path):
+    @pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DQN"])
+    def test_policies_of_several_networks(self, algorithm, tmp_path):
         base = getattr(pytest.importorskip(f"stable_baselines3.{algorithm.lower()}.policies"), f"{algorithm}Policy")
 
         class Policy(base):
             def _build(self, lr_schedule):
                 super()._build(lr_schedule)
+                if algorithm == "DQN":
+                    self.optimizer = whitened(self.q_net, self.optimizer)
+                    return
                 for network in (self.actor, self.critic):
                     network.optimizer = whitened(network, network.optimizer)
 
         torch.set_default_dtype(torch.float32)
         kind = getattr(pytest.importorskip("stable_baselines3"), algorithm)
-        agent = kind(Policy, "Pendulum-v1", learning_starts=8, seed=0, device="cpu", policy_kwargs={"net_arch": [8]})
+        game = "CartPole-v1" if algorithm == "DQN" else "Pendulum-v1"
+        agent = kind(Policy, game, learning_starts=8, seed=0, device="cpu", policy_kwargs={"net_arch": [8]})
         agent.learn(32).save(tmp_path / "agent")
         loaded = kind.load(tmp_path / "agent").policy
-        assert all(all_treated(network.optimizer) for network in (loaded.actor, loaded.critic))
+        networks = [loaded] if algorithm == "DQN" else [loaded.actor, loaded.critic]
+        assert all(all_treated(network.optimizer) for network in networks)
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
@@ -344,27 +320,6 @@ class TestNeuralOperator:
             train(plain, plain_optimizer, lambda model, batch=batch: loss(model(batch["x"]), batch["y"]), 1)
         assert same(net, plain)
 
-    def test_spectral_weights_alone_are_plain(self):
-        net = self.net()
-        optimizer = whitened(net)
-        self.trainer(net, optimizer, 1)
-        skipped = optimizer.coverage().skipped
-        assert {name for name, p in net.named_parameters() if p.is_complex()} <= set(skipped)
-        assert all("convs" in name or "channel_mlp_skips" in name for name in skipped)
-        assert all(f"fno_blocks.channel_mlp.{n}.fcs.0.weight" in optimizer.coverage().treated for n in (0, 1))
-
-    def test_continues_from_a_checkpoint(self, tmp_path):
-        """By hand: its own resuming fails with any optimizer, since torch.load refuses what FNO saves of itself."""
-        net, resumed = self.net(), self.net()
-        optimizer = whitened(net)
-        self.trainer(net, optimizer, 1, save_every=1, save_dir=tmp_path)
-        resumed.load_state_dict(net.state_dict())
-        loaded = whitened(resumed)
-        loaded.load_state_dict(torch.load(tmp_path / "optimizer.pt"))
-        for each, its_optimizer in ((net, optimizer), (resumed, loaded)):
-            self.trainer(each, its_optimizer, 1)
-        assert same(resumed, net)
-
 
 class TestKeras:
     def model(self, body):
@@ -439,13 +394,6 @@ class TestTorchGeometric:
         assert optimizer.coverage().skipped.keys() == attention
         assert len(optimizer.coverage().treated) == len(weights(model)) - len(attention)
         assert deviation(weights(model), trained(with_torchs_linear(self.net(), kind), self.loss)) <= EXACT
-
-    def test_the_class_is_unknown_without_it(self, monkeypatch):
-        kind = pytest.importorskip("torch_geometric.nn").Linear
-        monkeypatch.delattr(kind, "input_rows", raising=False)  # the page has declared it
-        model = self.net()
-        with pytest.raises(ValueError, match="not a layer whose rows are known"):
-            whitened(model)
 
 
 class TestZuko:
