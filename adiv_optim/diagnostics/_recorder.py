@@ -19,12 +19,7 @@ def samples(output: Tensor) -> Tensor:
 
 
 class IsometryRecorder:
-    """The numbers that `record` has measured so far, and the means to stop. Usable in a `with` statement.
-
-    Args:
-        every: measure the model's forward passes 0, every, 2 · every, …
-        rows: turns the output of a layer into samples.
-        max_samples: samples in a Gram matrix.
+    """The numbers that `record`, which makes it, has measured so far, and the means to stop; a context manager too.
 
     Attributes:
         history: one entry per measured forward pass: "step" (its number), "training" (the model's mode) and "layers",
@@ -32,7 +27,14 @@ class IsometryRecorder:
         left_out: path → why a layer's output has no Gram matrix.
     """
 
-    def __init__(self, every: int, rows: Callable[[Tensor], Tensor], max_samples: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: dict[str, nn.Module],
+        every: int,
+        rows: Callable[[Tensor], Tensor],
+        max_samples: int,
+    ) -> None:
         self.every = every
         self.rows = rows
         self.max_samples = max_samples
@@ -40,7 +42,12 @@ class IsometryRecorder:
         self.history: list[dict[str, Any]] = []
         self.left_out: dict[str, str] = {}
         self._measuring = False
-        self._handles: list[Any] = []
+        self._handles = [
+            model.register_forward_pre_hook(self._enter),
+            # Partials of a method: the model can still be copied and pickled.
+            *(layer.register_forward_hook(partial(self._measure, path)) for path, layer in layers.items()),
+            model.register_forward_hook(self._leave, always_call=True),
+        ]
 
     def remove(self) -> None:
         """Take the hooks off the model; the history stays."""
@@ -66,14 +73,6 @@ class IsometryRecorder:
 
     def __exit__(self, *exception: object) -> None:
         self.remove()
-
-    def _attach(self, model: nn.Module, layers: dict[str, nn.Module]) -> None:
-        self._handles = [
-            model.register_forward_pre_hook(self._enter),
-            # Partials of a method: the model can still be copied and pickled.
-            *(layer.register_forward_hook(partial(self._measure, path)) for path, layer in layers.items()),
-            model.register_forward_hook(self._leave, always_call=True),
-        ]
 
     @torch.compiler.disable
     def _enter(self, model: nn.Module, args: Any) -> None:
@@ -177,6 +176,4 @@ def record(
     wanted = [layers] if isinstance(layers, str) else list(layers)
     if missing := [path for path in wanted if path not in modules]:
         raise no_such_module("record: layers", missing[0], modules)
-    recorder = IsometryRecorder(every, rows, max_samples)
-    recorder._attach(model, {path: modules[path] for path in wanted})
-    return recorder
+    return IsometryRecorder(model, {path: modules[path] for path in wanted}, every, rows, max_samples)

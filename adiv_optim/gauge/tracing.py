@@ -49,7 +49,7 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
 
     Raises:
         TypeError: the model is no module.
-        ValueError: torch.export cannot trace the model with `example_input`, or it is lazy, sharded or torch.jit's.
+        ValueError: torch.export cannot trace the model with `example_input`, or it is lazy or sharded.
 
     Example:
         >>> import torch
@@ -80,11 +80,6 @@ def _exported(model: nn.Module, example_input: Any) -> Any:
     if not isinstance(model, nn.Module):
         raise TypeError(f"trace: model must be a torch.nn.Module, found {type(model).__name__}.")
     refuse_lazy("trace", model)
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise ValueError(
-            "trace: torch.jit has compiled a part of the model, which torch.export cannot look into; trace the model "
-            "that it was made of, whose graph fits this one too: UnitConsistent(…, graph=graph)."
-        )
     refuse_sharded(
         "trace", model, "trace the model before it is sharded, and pass on the graph: UnitConsistent(…, graph=graph)"
     )

@@ -190,7 +190,7 @@ class _Recording:
         self.calls: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
         self.refused: dict[str, str] = {}
         # Of calls that have not returned: the inputs, or None where they have no rows, and the random generators.
-        self._within: dict[str, list[tuple[tuple[Tensor, ...] | None, list[Tensor]]]] = {path: [] for path in layers}
+        self._within: dict[str, tuple[tuple[Tensor, ...] | None, list[Tensor]]] = {}
         self._trained = {path: [p for p in each.parameters() if p.requires_grad] for path, each in layers.items()}
 
     @contextmanager
@@ -214,13 +214,13 @@ class _Recording:
         # A copy: code behind the layer may work in place.
         inputs = tuple(arg.detach().clone() for arg in args) if tensors else None
         self._train(path, False)
-        self._within[path].append((inputs, _random_states(layer)))
+        self._within[path] = inputs, _random_states(layer)
 
     def _leave(self, path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if isinstance(output, Tensor) and not output.requires_grad:
             output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
         self._train(path, True)
-        inputs, states = self._within[path].pop()
+        inputs, states = self._within.pop(path)
         if not all(map(torch.equal, states, _random_states(layer))):
             self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
         if not isinstance(output, Tensor):

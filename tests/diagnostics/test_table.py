@@ -131,7 +131,7 @@ WRONG = {
     ),
     "of-a-trainer": (
         lambda: (network := model(), None, {"optimizer": around(torch.optim.Adam(network.parameters()))}),
-        TypeError, "optimizer is the SGD of a trainer, .*; pass the Adam that it holds, optimizer.optimizer",
+        TypeError, "(?s)of type SGD; pass .*optimizer.optimizer of Lightning",
     ),
     "lock": (
         lambda: (with_a_lock(), None, {}),

@@ -27,19 +27,6 @@ def test_traced_by_others_is_the_model(made):
     assert list(found.parameters) == list(wanted.parameters)
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda model: torch.jit.trace(model, torch.randn(2, 3)),
-        lambda model: nn.Sequential(torch.jit.trace(model[0], torch.randn(2, 3)), *model[1:]),
-    ],
-    ids=["model", "layer"],
-)
-def test_torch_jit_is_refused(made):
-    with pytest.raises(ValueError, match=r"made of, whose graph fits .* graph=graph"):
-        gauge.trace(made(relus()), torch.randn(2, 3))
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("config", "model"), [("GPT2Config", "GPT2LMHeadModel"), ("LlamaConfig", "LlamaForCausalLM")], ids=["gpt2", "llama"]

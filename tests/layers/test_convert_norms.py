@@ -1,7 +1,6 @@
 """convert and plan on normalisers and activations: what is kept, what is dropped, and the report of both."""
 
 import copy
-from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -169,11 +168,6 @@ def test_transformer_computes_the_same_with_and_without_gradients(mapping, count
     trained_on = model(x)
     with torch.no_grad():
         assert (trained_on - model(x)).abs().max() <= 1e-6
-    # The test can fail: left on, the fast path is another function, or finds no weights to read.
-    for each in model.layers:
-        each.activation_relu_or_gelu = 1
-    with torch.no_grad(), suppress(AttributeError):
-        assert (trained_on - model(x)).abs().max() > 1e-2
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -187,10 +181,6 @@ def test_transformer_reads_padded_sequences_with_and_without_gradients(mapping, 
     with torch.no_grad():
         deployed = model(x, src_key_padding_mask=padding)
     assert (trained_on - deployed)[~padding].abs().max() <= 1e-6
-    # The test can fail: left on, nested tensors come.
-    model.use_nested_tensor = True
-    with torch.no_grad(), pytest.raises((RuntimeError, NotImplementedError)):
-        model(x, src_key_padding_mask=padding)
 
 
 def test_encoder_without_replaced_layers_keeps_its_nested_tensors():

@@ -115,9 +115,6 @@ def test_dyisru_with_the_others_squares_as_c_is_rms_norm(d):
     rms_norm = nn.RMSNorm(d, eps=0.0, elementwise_affine=False)(x)
     others = torch.stack([torch.cat([x[:, :i], x[:, i + 1 :]], dim=1).square().sum(1) for i in range(d)], dim=1)
     torch.testing.assert_close(math.sqrt(d) * dyisru(x, others), rms_norm, rtol=0, atol=EXACT)
-    # The test can fail: the sum over all of a row is another function.
-    everything = x.square().sum(1, keepdim=True)
-    assert (math.sqrt(d) * dyisru(x, everything) - rms_norm).abs().max() > 1e-3
 
 
 @each_form
