@@ -9,8 +9,9 @@ from torch import nn
 
 from adiv_optim import UnitConsistent, gauge
 from tests.helpers.covering import paired
+from tests.helpers.gauge_models import mlp
 from tests.helpers.proximal import Proximal
-from tests.helpers.unit_consistent import BATCHES, GAUGES, mlp, train, wrapped
+from tests.helpers.unit_consistent import BATCHES, GAUGES, train, wrapped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, gauge
 from tests.helpers.cases import relative_error
-from tests.helpers.unit_consistent import BATCHES, GAUGES, OPTIMIZERS, ConvNet, batches_for, mlp, train, wrapped
+from tests.helpers.gauge_models import Convolutions, mlp
+from tests.helpers.unit_consistent import BATCHES, GAUGES, OPTIMIZERS, batches_for, train, wrapped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -30,7 +31,7 @@ def resnet10() -> nn.Module:
 
 FAMILIES = {
     "mlp": (mlp, (16, 6)),
-    "cnn": (ConvNet, (8, 3, 8, 8)),
+    "cnn": (Convolutions, (8, 3, 8, 8)),
     "resnet10": (resnet10, (2, 3, 64, 64)),
 }
 
