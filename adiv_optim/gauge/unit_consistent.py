@@ -101,8 +101,10 @@ class ChannelScales(Watching):
             return "frozen"
         if name in self.skipped:
             return NAMED
-        if name in how or id(parameter) in self._overlaps:
-            return self._overlaps.get(id(parameter), "")
+        if why := self._overlaps.get(id(parameter)):
+            return why
+        if name in how:
+            return ""
         if name in self.graph.parameters:
             return f"pinned: {'; '.join(self.graph.parameters[name].why[:2])}"
         return "not used by the traced call" if name in self.graph.outside else "not in the graph"
