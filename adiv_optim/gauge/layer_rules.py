@@ -3,10 +3,12 @@
 from typing import Any
 
 from .call import Call, to_dims
-from .channels import Activation, Parameter, Use, Value, pinned
+from .channels import Activation, Parameter, Use, Value, pinned, uniform
 
 #: An eps that changes no variance in float64. torch refuses 0 itself in training from 2.15 on.
 NEGLIGIBLE = 1e-20
+#: Mean of log|w| of a table as PyTorch draws it, N(0, 1): −(γ + log 2) / 2.
+NORMAL = -0.6352
 
 
 def linear(call: Call) -> Any:
@@ -57,7 +59,9 @@ def convolution(call: Call) -> Any:
     if groups == 1:
         rows, columns, shape = rows[0], columns[0], shape[1:]
     kind, plus, minus = ("transposed convolution", columns, rows) if transposed else ("convolution", rows, columns)
-    use = Use(f"{kind} {tuple(plus.shape)}", shape, plus, minus, counted=True)
+    # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
+    expected = uniform(weight.base.shape[1:].numel())
+    use = Use(f"{kind} {tuple(plus.shape)}", shape, plus, minus, True, expected_log_weight=expected, matrix=True)
     call.uses.note(call.uses.parameters, weight.name, use)
     call.bias(call["bias"], out)
     return call.along(out, axis)
@@ -69,7 +73,8 @@ def embedding(call: Call) -> Any:
     if not _is_matrix(weight):
         return call.pin_all()
     out = call.fresh(weight, (weight.view.shape[1],))
-    call.uses.parameter(weight, "table", out[None], counted=True)
+    settings = {"counted": True, "expected_log_weight": NORMAL, "matrix": weight.base.dim() == 2}
+    call.uses.parameter(weight, "table", out[None], **settings)
     return call.along(out, -1)
 
 
@@ -151,7 +156,8 @@ def _matrix(call: Call, x: Value, weight: Value, bias: Value, out: int) -> Any:
     into = call.vector(x, -1)
     ids = call.fresh(weight, (weight.view.shape[out],))
     plus, minus = (ids[:, None], into[None]) if out == 0 else (ids[None], into[:, None])
-    call.uses.parameter(weight, "matrix", plus, minus, counted=True)
+    settings = {"counted": True, "expected_log_weight": uniform(len(into)), "matrix": weight.base.dim() == 2}
+    call.uses.parameter(weight, "matrix", plus, minus, **settings)
     call.bias(bias, ids)
     return call.along(ids, -1)
 

@@ -1,7 +1,6 @@
 """The channels of a model: torch.export writes its operations down, and the rules say which scales they share."""
 
 import itertools
-import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -223,13 +222,11 @@ class _Interpreter:
             moves = bool((plus != 0).any() or (minus != 0).any())
             # Channels that no weight touches, as rows of standardised weights, take their scale from their other uses.
             counted = use.counted or not bool(measured[ends[use][0]].all())
-            matrix = "convolution" in use.kind or (use.kind.startswith(("matrix", "table")) and len(use.shape) == 2)
             # A constant input is no reason where the output is pinned.
             reasons = () if moves else channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))
             why = tuple(reason for reason in (use.why, *reasons) if reason not in ("", CONSTANT))
             why = () if moves else why or (CONSTANT,)
-            expected = _expected_log_weight(use, plus)
-            return Entry(use.shape, plus, minus, counted, use.power, moves, expected, why, matrix)
+            return Entry(use.shape, plus, minus, counted, use.power, moves, use.expected_log_weight, why, use.matrix)
 
         nodes = []
         for name, ids in channels.made:
@@ -245,18 +242,6 @@ class _Interpreter:
             unknown=tuple(dict.fromkeys(self.unknown)),
             inexact=tuple(dict.fromkeys(uses.inexact)),
         )
-
-
-def _expected_log_weight(use: Use, plus: Tensor) -> float:
-    """Return the mean of log|w| at PyTorch's initialisation: U(−a, a), a = 1/√fan_in; tables N(0, 1); gains 1."""
-    if use.kind.startswith("table"):
-        return -0.6352  # −(γ + log 2) / 2
-    activation = use.kind.startswith("activation")
-    if not activation and (not use.counted or use.kind.startswith("gain")):
-        return 0.0
-    # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
-    ends = plus if activation else use.minus if use.kind.startswith("transposed convolution") else use.plus
-    return -math.log(math.prod(use.shape) / ends.numel()) / 2 - 1
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
