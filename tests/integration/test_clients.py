@@ -96,6 +96,13 @@ class TestSkorch:
         second.load_params(**files)
         assert deviation(weights(self.fit(second).module_), weights(self.fit(first).module_)) == 0
 
+    def test_settings_reach_the_inner_optimizer(self):
+        base = pytest.importorskip("sklearn.base")
+        net = base.clone(self.regressor(optimizer__betas=(0.5, 0.9))).initialize()
+        net.set_params(optimizer__lr=0.5)
+        (group,) = net.optimizer_.inner.param_groups
+        assert (group["lr"], group["betas"]) == (0.5, (0.5, 0.9))
+
 
 class TestStableBaselines3:
     """In float32, as its observations are: the same operations in the same order, to the bit."""
@@ -283,42 +290,28 @@ class TestDeepXDE:
         assert deviation(weights(second), weights(first)) == 0
 
 
-def same(model, other):
-    return all(map(torch.equal, model.parameters(), other.parameters()))
-
-
 @pytest.mark.filterwarnings("ignore:Whitened treats less than half")
 @pytest.mark.filterwarnings("ignore:.*received unexpected keyword arguments:UserWarning")  # its Trainer hands over all
-class TestNeuralOperator:
+def test_neuraloperator_takes_the_steps_of_the_plain_loop():
     """In float32, of which its spectral weights are; as above to the bit."""
+    neuralop, models = pytest.importorskip("neuralop"), pytest.importorskip("neuralop.models")
+    torch.set_default_dtype(torch.float32)
 
-    def net(self):
-        models = pytest.importorskip("neuralop.models")
-        torch.set_default_dtype(torch.float32)
+    def net():
         manual_seed(0)
         return models.FNO(n_modes=(4, 4), in_channels=1, out_channels=1, hidden_channels=4, n_layers=2)
 
-    def batches(self):
-        generator = torch.Generator().manual_seed(1)
-        return [{"x": x, "y": x.square()} for x in torch.randn(STEPS, 3, 1, 8, 8, generator=generator)]
-
-    def trainer(self, net, optimizer, epochs, **folders):
-        neuralop = pytest.importorskip("neuralop")
-        loader = torch.utils.data.DataLoader(self.batches(), batch_size=None)
-        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-        trainer = neuralop.Trainer(model=net, n_epochs=epochs, device="cpu", verbose=False)
-        loss = neuralop.losses.LpLoss(d=2, reduction="sum")
-        trainer.train(loader, {}, optimizer, schedule, training_loss=loss, eval_losses={}, **folders)
-
-    def test_steps_are_those_of_the_plain_loop(self):
-        net, plain = self.net(), self.net()
-        optimizer = whitened(net)
-        self.trainer(net, optimizer, 1)
-        loss = pytest.importorskip("neuralop").losses.LpLoss(d=2, reduction="sum")
-        plain_optimizer = whitened(plain)
-        for batch in self.batches():
-            train(plain, plain_optimizer, lambda model, batch=batch: loss(model(batch["x"]), batch["y"]), 1)
-        assert same(net, plain)
+    inputs = torch.randn(STEPS, 3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    batches, loss = [{"x": x, "y": x.square()} for x in inputs], neuralop.losses.LpLoss(d=2, reduction="sum")
+    model, plain = net(), net()
+    optimizer, plain_optimizer = whitened(model), whitened(plain)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    trainer = neuralop.Trainer(model=model, n_epochs=1, device="cpu", verbose=False)
+    trainer.train(loader, {}, optimizer, schedule, training_loss=loss, eval_losses={})
+    for batch in batches:
+        train(plain, plain_optimizer, lambda model, batch=batch: loss(model(batch["x"]), batch["y"]), 1)
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
 class TestKeras:
@@ -443,9 +436,3 @@ class TestFastai:
             learn.fit(STEPS)
         assert all_treated(learn.opt.opt)
         assert deviation(weights(model), trained(network(), regression)) == 0
-        learn.save("model")
-        rows = rows_counted(learn.opt.opt)
-        learn.create_opt()
-        learn.load("model")
-        assert rows_counted(learn.opt.opt) == rows
-        assert min(rows.values()) > 0
