@@ -68,15 +68,7 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
             f"{', '.join(plain.__name__ for plain in CORRECTED)} layers that are neither complex nor "
             "skipped; a subclass keeps the plain gradient."
         )
-    _put(correction, layers)
-    try:
-        reached = correction_coverage(model, skipped)
-        if strict:
-            _refuse_plain(reached)
-        _warn_of_reach(model, reached)
-    except Exception:
-        detach(model)
-        raise
+    _warn_of_reach(model, _put(model, correction, layers, skipped, strict))
     return model
 
 
@@ -91,14 +83,7 @@ def extend(
         for path, layer in _correctable(model, skipped).items()
         if not isinstance(layer, Corrected) and any(id(parameter) in added for parameter in layer.parameters())
     }
-    _put(correction, layers)
-    try:
-        if strict:
-            _refuse_plain(correction_coverage(model, skipped))
-    except Exception:
-        for layer in layers.values():
-            detach(layer)
-        raise
+    _put(model, correction, layers, skipped, strict)
 
 
 def _correctable(model: nn.Module, skipped: Container[nn.Module]) -> dict[str, nn.Module]:
@@ -110,10 +95,29 @@ def _correctable(model: nn.Module, skipped: Container[nn.Module]) -> dict[str, n
     }
 
 
-def _put(correction: Correction, layers: Mapping[str, nn.Module]) -> None:
+def _put(
+    model: nn.Module,
+    correction: Correction,
+    layers: Mapping[str, nn.Module],
+    skipped: Container[nn.Module],
+    strict: bool,
+) -> Coverage:
+    """Swap the classes of layers and return the model's coverage; undo it if `strict` finds what stays plain."""
     for path, module in layers.items():
         module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
         module.__class__ = _swapped(type(module), CORRECTED)
+    coverage = correction_coverage(model, skipped)
+    # A layer that is new may hold a gradient of before, and has not run.
+    plain = {path: why for path, why in coverage.skipped.items() if why != UNCALLED}
+    if strict and plain:
+        for layer in layers.values():
+            detach(layer)
+        missed = "; ".join(f"{path} ({why})" for path, why in plain.items())
+        raise ValueError(
+            f"strict: {len(plain)} trainable parameters would keep the plain gradient: {missed}. "
+            "Name their modules in skip, or pass strict=False."
+        )
+    return coverage
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -197,17 +201,6 @@ def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
     """Say why no correction goes on a module, or ""."""
     complex_ = "complex" if any(parameter.is_complex() for parameter in owner.parameters()) else ""
     return without_call.get(owner) or why_unknown_rows(owner) or complex_
-
-
-def _refuse_plain(coverage: Coverage) -> None:
-    # A layer that is new may hold a gradient of before, and has not run.
-    plain = {path: why for path, why in coverage.skipped.items() if why != UNCALLED}
-    if plain:
-        missed = "; ".join(f"{path} ({why})" for path, why in plain.items())
-        raise ValueError(
-            f"strict: {len(plain)} trainable parameters would keep the plain gradient: {missed}. "
-            "Name their modules in skip, or pass strict=False."
-        )
 
 
 def _warn_of_reach(model: nn.Module, coverage: Coverage) -> None:

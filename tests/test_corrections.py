@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Correction, Disproportional, Proportional, attach, functional, jacobian
+from adiv_optim import Correction, Disproportional, Proportional, attach, functional
 from adiv_optim.corrections import check_correction
 from tests.helpers.cases import each_correction
 from tests.helpers.covering import paired
@@ -147,38 +147,15 @@ SCALES = {
     "integers": (lambda f: torch.ones_like(f).long(), "torch.int64 of shape"),
 }
 PLACES = {
-    "linear": (lambda rule: functional.linear(torch.ones(4, 3), parameter(2, 3), None, rule), "linear"),
-    "conv2d": (
-        lambda rule: functional.conv2d(torch.ones(4, 3, 2, 2), parameter(2, 3, 1, 1), correction=rule),
-        "conv2d",
+    "linear": (
+        lambda rule: functional.linear(torch.ones(4, 3), torch.ones(2, 3, requires_grad=True), None, rule),
+        "linear",
     ),
     "attached": (
         lambda rule: attach(nn.Sequential(nn.Linear(3, 2)), rule)(torch.ones(4, 3)),
         r"layer '0' \(Linear\)",
     ),
-    "jacobian": (
-        lambda rule: Jacobians(nn.Sequential(nn.Linear(3, 2)), rule),
-        r"layer '0' \(Linear\)",
-    ),
 }
-
-
-def parameter(*shape: int) -> Tensor:
-    return torch.ones(shape, requires_grad=True)
-
-
-@dataclass
-class Jacobians:
-    """What has a backward, by explicit Jacobians."""
-
-    model: nn.Module
-    rule: Correction
-
-    def sum(self):
-        return self
-
-    def backward(self):
-        jacobian.backward(self.model, lambda z, _: z.sum(), torch.ones(4, 3), None, self.rule)
 
 
 @paired("scales where", SCALES, PLACES)

@@ -11,8 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from .. import _device
 from .._device import without_autocast
 from ..attach import detach
-from ..jacobian.modules import same_randomness
-from ..jacobian.recorder import Pass, differentiate
+from ..jacobian.modules import Pass, differentiate, same_randomness
 from ..optim import OptimizerWrapper
 from ..optim.parameters import check_same_parameters
 from ..rows.layers import Corrected
@@ -49,24 +48,15 @@ def _complete(optimizer: Optimizer, twin: Optimizer, memo: dict[int, Any]) -> No
 
 def check_optimizer(optimizer: object, model: nn.Module) -> None:
     """Refuse an optimizer that takes no step on this model by itself."""
-    if isinstance(wrapped := getattr(optimizer, "optimizer", None), Optimizer):  # Lightning's and Accelerate's
-        raise TypeError(
-            f"optimizer is the {type(optimizer).__name__} of a trainer, whose step may be none; pass the "
-            f"{type(wrapped).__name__} that it holds, optimizer.optimizer."
-        )
-    if not isinstance(optimizer, Optimizer):
+    of_trainer = isinstance(getattr(optimizer, "optimizer", None), Optimizer)  # whose step may be none
+    if of_trainer or not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer is {optimizer!r} of type {type(optimizer).__name__}; pass the torch.optim.Optimizer that "
-            "trains the model, or None for the gradient step."
+            "trains the model (optimizer.optimizer of Lightning's and Accelerate's), or None for the gradient step."
         )
     if isinstance(optimizer, LBFGS):
         raise TypeError("LBFGS evaluates the loss many times within a step, which has no learning rate; pass None.")
     check_same_parameters("divergence", optimizer, model)
-    if any("lr" not in group for group in optimizer.param_groups):
-        raise ValueError(
-            f"{type(optimizer).__name__} has a parameter group without 'lr', and updates are measured per unit of "
-            "learning rate; give the group an 'lr' (1.0 measures the step as it is)."
-        )
 
 
 class Step(NamedTuple):
@@ -101,7 +91,7 @@ def take_step(
         return Step(passed, plain.gradients, change, dict.fromkeys(parameters, 1.0))
     wide = {name: torch.promote_types(p.dtype, _device.widest_dtype(p.device)) for name, p in parameters.items()}
     old = {name: p.detach().to(wide[name], copy=True) for name, p in parameters.items()}
-    rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    rates = {id(p): float(group.get("lr", 1.0)) for group in optimizer.param_groups for p in group["params"]}
     with without_autocast(next(model.parameters()).device.type):
         optimizer.step()
     change = {name: p.detach().to(wide[name]) - old[name] for name, p in parameters.items()}

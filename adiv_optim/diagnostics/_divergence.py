@@ -14,8 +14,7 @@ from .._checks import check_count
 from .._device import without_autocast
 from ..attach import attach
 from ..corrections import Correction, check_correction
-from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
-from ..jacobian.recorder import Call
+from ..jacobian.modules import Call, choose_layers, mixes_samples, same_randomness
 from ..optim import OptimizerWrapper
 from ..rows.layers import Corrected, plain_type
 from ..rows.models import refuse_attached
@@ -70,7 +69,8 @@ def divergence(
         targets: handed to `loss_fn`.
         correction: measure as if it were attached (see `attach`). None measures the model as it is, corrections
             that are attached included.
-        optimizer: whose step to measure, in the state it is in; None is the gradient step.
+        optimizer: whose step to measure, in the state it is in, a group without 'lr' at rate 1; None is the gradient
+            step.
         layers: paths of the modules to measure. By default every module without submodules that owns a trainable
             parameter, but for norms, embeddings and the like (`jacobian.PLAIN_BY_DEFAULT`). One without a closed form
             must treat the samples of its inputs, their first dimension, separately, and is measured by
@@ -100,7 +100,14 @@ def divergence(
         (1.0, 0.731)
     """
     check_count("divergence", max_rows=max_rows)
-    _check_arguments(model, optimizer, correction)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no trainable parameter, so there is no step to measure.")
+    if correction is not None:
+        check_correction(correction)
+        remedy = "leave `correction` out to measure that, or call adiv_optim.detach(model) first"
+        refuse_attached("divergence", model, remedy)
+    if optimizer is not None:
+        check_optimizer(optimizer, model)
 
     with torch.enable_grad(), same_randomness(model):
         twin, stepper = twins(model, optimizer)
@@ -132,18 +139,6 @@ def divergence(
         descent=-sum(parts) if parts else math.nan,
         optimizer=None if optimizer is None else _name(optimizer),
     )
-
-
-def _check_arguments(model: nn.Module, optimizer: object | None, correction: object | None) -> None:
-    """Refuse a model, an optimizer and a correction that cannot be measured together, before anything runs."""
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"{type(model).__name__} has no trainable parameter, so there is no step to measure.")
-    if correction is not None:
-        check_correction(correction)
-        remedy = "leave `correction` out to measure that, or call adiv_optim.detach(model) first"
-        refuse_attached("divergence", model, remedy)
-    if optimizer is not None:
-        check_optimizer(optimizer, model)
 
 
 def _name(optimizer: Optimizer) -> str:

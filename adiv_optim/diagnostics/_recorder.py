@@ -1,10 +1,7 @@
 """Isometry of every layer's outputs, read off the forward passes of a model as they happen."""
 
-import json
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,27 +13,13 @@ from ._isometry import isometry_gap
 from ._rows import evenly, to_float64
 
 
-def _null_if_infinite(value: Any) -> Any:
-    """Replace numbers that strict JSON has no name for."""
-    if isinstance(value, dict):
-        return {key: _null_if_infinite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_null_if_infinite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def samples(output: Tensor) -> Tensor:
     """Return samples as `record` takes them: rows of (B, d), tokens of each sequence of (B, T, d), else images."""
     return output if output.dim() <= 3 else output.flatten(1)
 
 
 class IsometryRecorder:
-    """The numbers that `record` has measured so far, and the means to stop. Usable in a `with` statement.
-
-    Args:
-        every: measure the model's forward passes 0, every, 2 · every, …
-        rows: turns the output of a layer into samples.
-        max_samples: samples in a Gram matrix.
+    """The numbers that `record`, which makes it, has measured so far, and the means to stop; a context manager too.
 
     Attributes:
         history: one entry per measured forward pass: "step" (its number), "training" (the model's mode) and "layers",
@@ -44,7 +27,14 @@ class IsometryRecorder:
         left_out: path → why a layer's output has no Gram matrix.
     """
 
-    def __init__(self, every: int, rows: Callable[[Tensor], Tensor], max_samples: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: dict[str, nn.Module],
+        every: int,
+        rows: Callable[[Tensor], Tensor],
+        max_samples: int,
+    ) -> None:
         self.every = every
         self.rows = rows
         self.max_samples = max_samples
@@ -52,7 +42,12 @@ class IsometryRecorder:
         self.history: list[dict[str, Any]] = []
         self.left_out: dict[str, str] = {}
         self._measuring = False
-        self._handles: list[Any] = []
+        self._handles = [
+            model.register_forward_pre_hook(self._enter),
+            # Partials of a method: the model can still be copied and pickled.
+            *(layer.register_forward_hook(partial(self._measure, path)) for path, layer in layers.items()),
+            model.register_forward_hook(self._leave, always_call=True),
+        ]
 
     def remove(self) -> None:
         """Take the hooks off the model; the history stays."""
@@ -73,24 +68,11 @@ class IsometryRecorder:
             if isinstance(value, (int, float))
         }
 
-    def save(self, path: str | Path) -> None:
-        """Write the history as JSON; an infinite gap becomes null."""
-        result = {"every": self.every, "left_out": self.left_out, "history": self.history}
-        Path(path).write_text(json.dumps(_null_if_infinite(result), indent=1) + "\n")
-
     def __enter__(self) -> "IsometryRecorder":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.remove()
-
-    def _attach(self, model: nn.Module, layers: dict[str, nn.Module]) -> None:
-        self._handles = [
-            model.register_forward_pre_hook(self._enter),
-            # Partials of a method: the model can still be copied and pickled.
-            *(layer.register_forward_hook(partial(self._measure, path)) for path, layer in layers.items()),
-            model.register_forward_hook(self._leave, always_call=True),
-        ]
 
     @torch.compiler.disable
     def _enter(self, model: nn.Module, args: Any) -> None:
@@ -194,6 +176,4 @@ def record(
     wanted = [layers] if isinstance(layers, str) else list(layers)
     if missing := [path for path in wanted if path not in modules]:
         raise no_such_module("record: layers", missing[0], modules)
-    recorder = IsometryRecorder(every, rows, max_samples)
-    recorder._attach(model, {path: modules[path] for path in wanted})
-    return recorder
+    return IsometryRecorder(model, {path: modules[path] for path in wanted}, every, rows, max_samples)

@@ -13,8 +13,7 @@ from .. import _device
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
-from ..jacobian.modules import Parts, as_rows, batched, jvp, pure
-from ..jacobian.recorder import Call
+from ..jacobian.modules import Call, Parts, as_rows, batched, jvp, pure
 from ..rows.layers import Corrected, Layout, why_unknown_rows
 from ..rows.matrices import rows_of
 

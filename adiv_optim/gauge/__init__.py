@@ -1,10 +1,10 @@
 """Gauges: rescalings of hidden units that leave a network's function as it is, and steps that none of them changes."""
 
-from .backpropagation import UCBackpropagation, uc_backpropagation, uc_linear
+from .adjoint import UCBackpropagation, uc_adjoint, uc_backpropagation, uc_inverse, uc_linear
 from .gauges import Gauge, LayerGauge, NetworkGauge, apply_gauge, canonical, random_gauge
 from .graph import ChannelGraph, Entry, Factors, Node
 from .network import network_scales
-from .rz import RZScaling, rz_scaling, uc_adjoint, uc_inverse
+from .rz import RZScaling, rz_scaling
 from .tracing import trace
 
 __all__ = [

@@ -1,5 +1,6 @@
 """The channels of a traced model, the values that carry them, and the parameters that move with them."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -172,6 +173,8 @@ class Use:
     counted: bool = False
     power: int = 1
     why: str = ""  # of a use that lets the parameter move with nothing
+    expected_log_weight: float = 0.0  # these two as in `Entry`
+    matrix: bool = False
 
 
 class Uses:
@@ -184,30 +187,23 @@ class Uses:
         self.inexact: list[str] = []  # normalisers whose eps changes their output once their input is rescaled
 
     def parameter(
-        self, parameter: Parameter, kind: str, plus: Tensor, minus: Tensor | None = None, *, counted: bool = False
+        self, parameter: Parameter, kind: str, plus: Tensor, minus: Tensor | None = None, **settings: Any
     ) -> None:
         """Note a use; `plus` and `minus` (pinned if None) are laid out as the parameter's view is."""
         axes = parameter.axes()
         assert axes is not None  # a view that cuts a parameter up is no Parameter
         plus, minus = (_laid_out(index, axes) for index in (plus, pinned(plus.dim()) if minus is None else minus))
         kind += "" if parameter.plain else f" as {axes}"
-        self._note(parameter.name, self.parameters, Use(kind, tuple(parameter.base.shape), plus, minus, counted))
-
-    def grouped(self, parameter: Parameter, kind: str, shape: tuple[int, ...], plus: Tensor, minus: Tensor) -> None:
-        """Note a use as a convolution's weight, viewed as (groups, …)."""
-        use = Use(f"{kind} {tuple(plus.shape)}", shape, plus, minus, counted=True)
-        self._note(parameter.name, self.parameters, use)
+        self.note(self.parameters, parameter.name, Use(kind, tuple(parameter.base.shape), plus, minus, **settings))
 
     def fixed(self, parameter: Parameter, why: str) -> None:
         """Note a use that lets the parameter move with nothing."""
         zeros = pinned(parameter.base.dim())
-        self._note(parameter.name, self.parameters, Use("fixed", tuple(parameter.base.shape), zeros, zeros, why=why))
+        use = Use("fixed", tuple(parameter.base.shape), zeros, zeros, why=why)
+        self.note(self.parameters, parameter.name, use)
 
-    def statistic(self, buffer: Activation, ids: Tensor, power: int) -> None:
-        """Note that a running statistic moves by e^s to some power."""
-        self._note(buffer.buffer, self.buffers, Use(f"power {power}", buffer.shape, ids, pinned(1), power=power))
-
-    def _note(self, name: str, uses: dict[str, Use], use: Use) -> None:
+    def note(self, uses: dict[str, Use], name: str, use: Use) -> None:
+        """Note how a parameter moves, or a running statistic."""
         old = uses.setdefault(name, use)
         if old.kind == use.kind:
             why = f"both uses of {name} must move it alike"
@@ -226,8 +222,13 @@ class Uses:
             self.fixed(value, f"an activation of more than {LARGEST_ACTIVATION:,} elements")
             return Activation.constant(value.view.shape)
         ids = self.channels.fresh(value.name, value.core)
-        self.parameter(value, "activation", ids)
+        self.parameter(value, "activation", ids, expected_log_weight=uniform(math.prod(value.base.shape[1:])))
         return Activation(tuple(value.view.shape), ids)
+
+
+def uniform(fan_in: int) -> float:
+    """Return the mean of log|w| of weights as PyTorch draws them, U(−a, a) with a = 1/√fan_in."""
+    return -math.log(fan_in) / 2 - 1
 
 
 def _laid_out(index: Tensor, axes: list[int]) -> Tensor:

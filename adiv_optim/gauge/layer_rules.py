@@ -3,10 +3,12 @@
 from typing import Any
 
 from .call import Call, to_dims
-from .channels import Activation, Parameter, Value
+from .channels import Activation, Parameter, Use, Value, pinned, uniform
 
 #: An eps that changes no variance in float64. torch refuses 0 itself in training from 2.15 on.
 NEGLIGIBLE = 1e-20
+#: Mean of log|w| of a table as PyTorch draws it, N(0, 1): −(γ + log 2) / 2.
+NORMAL = -0.6352
 
 
 def linear(call: Call) -> Any:
@@ -57,7 +59,10 @@ def convolution(call: Call) -> Any:
     if groups == 1:
         rows, columns, shape = rows[0], columns[0], shape[1:]
     kind, plus, minus = ("transposed convolution", columns, rows) if transposed else ("convolution", rows, columns)
-    call.uses.grouped(weight, kind, shape, plus, minus)
+    # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
+    expected = uniform(weight.base.shape[1:].numel())
+    use = Use(f"{kind} {tuple(plus.shape)}", shape, plus, minus, True, expected_log_weight=expected, matrix=True)
+    call.uses.note(call.uses.parameters, weight.name, use)
     call.bias(call["bias"], out)
     return call.along(out, axis)
 
@@ -68,7 +73,8 @@ def embedding(call: Call) -> Any:
     if not _is_matrix(weight):
         return call.pin_all()
     out = call.fresh(weight, (weight.view.shape[1],))
-    call.uses.parameter(weight, "table", out[None], counted=True)
+    settings = {"counted": True, "expected_log_weight": NORMAL, "matrix": weight.base.dim() == 2}
+    call.uses.parameter(weight, "table", out[None], **settings)
     return call.along(out, -1)
 
 
@@ -76,10 +82,12 @@ def batch_norm(call: Call) -> Any:
     """Per-channel normalisation: the input is free, its scale leaves with the statistics; γ and β scale the output."""
     into = call.vector(call["input"], 1)
     for name, power in (("running_mean", 1), ("running_var", 2)):
-        if isinstance(call[name], Activation) and call[name].buffer:
-            call.uses.statistic(call[name], into, power)
-        elif call[name] is not None:  # it cannot move with the input
-            call.pin(call[name])
+        statistic = call[name]
+        if isinstance(statistic, Activation) and statistic.buffer:
+            use = Use(f"power {power}", statistic.shape, into, pinned(1), power=power)
+            call.uses.note(call.uses.buffers, statistic.buffer, use)
+        elif statistic is not None:  # it cannot move with the input
+            call.pin(statistic)
             call.channels.pin(into, f"no buffer holds the statistics of {call.label}")
     if call["eps"] > NEGLIGIBLE:
         call.uses.inexact.append(call.where)
@@ -148,7 +156,8 @@ def _matrix(call: Call, x: Value, weight: Value, bias: Value, out: int) -> Any:
     into = call.vector(x, -1)
     ids = call.fresh(weight, (weight.view.shape[out],))
     plus, minus = (ids[:, None], into[None]) if out == 0 else (ids[None], into[:, None])
-    call.uses.parameter(weight, "matrix", plus, minus, counted=True)
+    settings = {"counted": True, "expected_log_weight": uniform(len(into)), "matrix": weight.base.dim() == 2}
+    call.uses.parameter(weight, "matrix", plus, minus, **settings)
     call.bias(bias, ids)
     return call.along(ids, -1)
 

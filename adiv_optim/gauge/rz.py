@@ -1,16 +1,16 @@
-"""RZ scaling, W = D W′ E, by Rothblum and Zenios; the adjoint and inverse of a matrix that D and E cannot touch."""
+"""RZ scaling, W = D W′ E, by Rothblum and Zenios: by means of logarithms, and around zeros by conjugate gradients."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _device
-from .log_least_squares import balance
 
-#: Entries of matrices with zeros that are solved for at once: a bound on the memory that float64 copies take.
-ENTRIES_AT_ONCE = 2**24
+#: Iterations between two looks at whether all problems are solved, each of which waits for the device.
+_BETWEEN_LOOKS = 4
 
 
 class RZScaling(NamedTuple):
@@ -74,7 +74,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
         >>> torch.allclose(rz_scaling(weight * torch.tensor([100.0, 1.0])).canonical, canonical)
         True
     """
-    _check(weight, groups, kernel_dims)
+    check_weight(weight, groups, kernel_dims)
     at = weight.dim() - kernel_dims
     batch, (out, inputs), positions = weight.shape[: at - 2], weight.shape[at - 2 : at], weight.shape[at:].numel()
     # A dimension each for the group and for all positions, so that a matrix is a kernel with one of both.
@@ -115,71 +115,8 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     )
 
 
-def uc_adjoint(weight: Tensor) -> Tensor:
-    r"""Return the transpose taken in canonical coordinates, :math:`E^{-1} W^\top D^{-1} = W'^\top` with W = D W' E.
-
-    Uhlmann, *Unit-Consistent (UC) Adjoint*, Eq. 6. Unlike :math:`W^\top` it is the same for W and for A W B with any
-    positive diagonal A and B. Output gradients sent back through it do not depend on a layer's units, and are not the
-    gradient of the loss. The adjoint of a convolution has the kernel `rz_scaling(…).canonical`, transposed.
-
-    Args:
-        weight: W, shape (…, out, in); leading dimensions are a batch.
-
-    Returns:
-        Shape (…, in, out), without autograd graph; conjugated if the weight is complex.
-
-    Raises:
-        TypeError, ValueError: as `rz_scaling`.
-
-    Example:
-        >>> import torch
-        >>> weight = torch.tensor([[2.0, 8.0], [-2.0, 0.5]])
-        >>> uc_adjoint(weight)
-        tensor([[ 0.5000, -2.0000],
-                [ 2.0000,  0.5000]])
-    """
-    return rz_scaling(weight).canonical.mH
-
-
-@torch.no_grad()
-def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
-    r"""Return the generalised inverse that follows changes of units.
-
-    .. math:: W^{-U} = E^{-1} W'^{+} D^{-1} \quad\text{with } W = D W' E
-
-    For all diagonal A and B without zeros :math:`(A W B)^{-U} = B^{-1} W^{-U} A^{-1}` (Uhlmann, *Unit-Consistent (UC)
-    Adjoint*, section 1, after Uhlmann 2018), which the pseudo-inverse :math:`W^{+}` satisfies only for invertible W.
-    :math:`W W^{-U} W = W`, :math:`W^{-U} W W^{-U} = W^{-U}`, and where W has an inverse it is that.
-
-    Args:
-        weight: W, shape (…, out, in), of any rank; leading dimensions are a batch.
-        rtol: singular values of W' below this share of the greatest count as zero. The default, 10 · max(out, in) ·
-            machine precision, leaves room for the rounding of every entry by a change of units.
-
-    Returns:
-        Shape (…, in, out), in the weight's dtype, without autograd graph.
-
-    Raises:
-        TypeError, ValueError: as `rz_scaling`.
-
-    Example:
-        >>> import torch
-        >>> weight = torch.tensor([[1.0, 2.0], [2.0, 4.0]])  # of rank one
-        >>> units = torch.tensor([1.0, 100.0])
-        >>> torch.allclose(uc_inverse(weight * units), uc_inverse(weight) / units[:, None])
-        True
-        >>> torch.allclose(torch.linalg.pinv(weight * units), torch.linalg.pinv(weight) / units[:, None])
-        False
-    """
-    _check(weight, 1, 0)
-    row_scale, canonical, column_scale = rz_scaling(_device.at_least_float32(weight))
-    if rtol is None:
-        rtol = 10 * max(canonical.shape[-2:]) * torch.finfo(canonical.dtype).eps
-    inverse = torch.linalg.pinv(canonical, rtol=rtol)
-    return (inverse / column_scale[..., :, None] / row_scale[..., None, :]).to(weight.dtype)
-
-
-def _check(weight: Tensor, groups: int, kernel_dims: int) -> None:
+def check_weight(weight: Tensor, groups: int, kernel_dims: int) -> None:
+    """Refuse a weight that is not of floating point, or has other dimensions and groups than are said."""
     if not (weight.is_floating_point() or weight.is_complex()):
         raise TypeError(
             f"rz_scaling: the weight is {weight.dtype}; scales need floating point, such as weight.float()."
@@ -216,15 +153,95 @@ def _within(limit: float, *logs: Tensor) -> bool:
 def _balance_members(logs: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-scales of blocks (…, m, n, k), given those by one pass, which are right where no zero is."""
     members, rows, columns = logs.flatten(0, -4), row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
-    holed = (~(rows.isfinite().all(-1) & columns.isfinite().all(-1))).nonzero()[:, 0]
-    for chunk in holed.split(max(1, ENTRIES_AT_ONCE // members[0].numel())):
-        part = members[chunk]
-        empty = part == -math.inf
-        fit = balance(*(_over_positions(tensor) for tensor in (~empty, part.masked_fill_(empty, 0))))
-        rows[chunk], columns[chunk] = fit[0].to(rows.dtype), fit[1].to(columns.dtype)
+    holed = ~(rows.isfinite().all(-1) & columns.isfinite().all(-1))
+    part = members[holed]
+    empty = part == -math.inf
+    fit = balance(*(_over_positions(tensor) for tensor in (~empty, part.masked_fill_(empty, 0))))
+    rows[holed], columns[holed] = fit[0].to(rows.dtype), fit[1].to(columns.dtype)
     return rows.view(row_logs.shape), columns.view(column_logs.shape)
 
 
 def _over_positions(tensor: Tensor) -> Tensor:
     # A sum over one position would take several times as long as a copy.
     return tensor.sum(-1, dtype=torch.float64) if tensor.shape[-1] > 1 else tensor[..., 0].double()
+
+
+def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Fit :math:`r_i + c_j` to logarithms that some pairs (i, j) have and others lack, behind `rz_scaling`.
+
+    It minimises :math:`\sum (\log|w| - r_i - c_j)^2` over the logarithms there are, sums L of C each:
+
+    .. math:: \begin{pmatrix} \mathrm{diag}(C1) & C \\ C^\top & \mathrm{diag}(C^\top 1) \end{pmatrix}
+              \begin{pmatrix} r \\ c \end{pmatrix} = \begin{pmatrix} L1 \\ L^\top 1 \end{pmatrix},
+
+    a bipartite Laplacian up to signs. The longer side is eliminated. Of the :math:`r + t, c - t` on a connected
+    component it returns the one in which rows and columns explain half each; 0 for rows without logarithms.
+    """
+    if counts.shape[-2] < counts.shape[-1]:
+        columns, rows = balance(counts.mT, sums.mT)
+        return rows, columns
+
+    row_sum, column_sum = sums.sum(-1), sums.sum(-2)
+    row_count, column_count = counts.sum(-1), counts.sum(-2)
+    row_root, column_root = _reciprocal(row_count).sqrt(), _reciprocal(column_count).sqrt()
+
+    def rows_for(columns: Tensor) -> Tensor:
+        return (row_sum - _apply(counts, columns)) * _reciprocal(row_count)
+
+    def system(vector: Tensor) -> Tensor:
+        return vector - column_root * _apply(counts.mT, _apply(counts, column_root * vector) * _reciprocal(row_count))
+
+    # The unknown is the change from here, in coordinates where the system is I - BᵀB with
+    # B = diag(C1)^(-1/2) C diag(Cᵀ1)^(-1/2). It stays orthogonal to the null vectors, so that each component keeps the
+    # half that it is given here.
+    columns = column_sum * _reciprocal(column_count) / 2
+    defect = (column_sum - _apply(counts.mT, rows_for(columns)) - column_count * columns) * column_root
+    scale = (column_root * column_sum).norm(dim=-1) + (row_root * row_sum).norm(dim=-1)
+    goal = torch.finfo(counts.dtype).eps * scale
+    columns = columns + conjugate_gradients(system, defect, goal) * column_root
+    return rows_for(columns), columns
+
+
+def _reciprocal(counts: Tensor) -> Tensor:
+    # A row or column without logarithms gets the scale exp(0).
+    return torch.where(counts > 0, 1 / counts, 0.0)
+
+
+def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def conjugate_gradients(
+    system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int = 2000
+) -> Tensor:
+    """Solve `system(y) = right`; of a singular system the solution of least norm. Hestenes and Stiefel 1952.
+
+    It starts again until the true residual, which rounding parts from the residual carried along, is small enough or
+    stops falling. `right` has shape (…, n), problems in front, and is in the system's range up to rounding; `goal`,
+    (…), is the norm of a residual that is small enough.
+    """
+    solution, least = torch.zeros_like(right), math.inf
+    for _ in range(4):
+        residual = right - system(solution)
+        worst = max(_device.read(residual.norm(dim=-1) / goal.clamp_min(torch.finfo(goal.dtype).tiny)), default=0.0)
+        if not 1 < worst < 0.5 * least:
+            break
+        solution, least = solution + _descend(system, residual, goal, max_iterations), worst
+    return solution
+
+
+def _descend(system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int) -> Tensor:
+    solution, residual, direction = torch.zeros_like(right), right, right
+    gamma = right.square().sum(-1)
+    for number in range(max_iterations):
+        is_open = gamma > goal.square()
+        if number % _BETWEEN_LOOKS == 0 and all(_device.read(~is_open.any())):
+            break
+        moved = system(direction)
+        # A problem that is solved must not go on: only rounding is left, which a singular system cannot solve.
+        step = torch.where(is_open, gamma / (direction * moved).sum(-1), 0.0)[..., None]
+        solution = solution + step * direction
+        residual = residual - step * moved
+        previous, gamma = gamma, residual.square().sum(-1)
+        direction = residual + torch.where(is_open, gamma / previous, 0.0)[..., None] * direction
+    return solution

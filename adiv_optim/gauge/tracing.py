@@ -1,9 +1,9 @@
 """The channels of a model: torch.export writes its operations down, and the rules say which scales they share."""
 
 import itertools
-import math
 import operator
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from .._checks import warn
+from ..rows.models import refuse_lazy, refuse_sharded
 from .call import Call
 from .channels import CONSTANT, PINNED, Activation, Parameter, Use, Uses
-from .export import OUTPUT, export
 from .graph import ChannelGraph, Entry, Node
 from .rules import RULES, rearrange
 
@@ -40,15 +40,15 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         model: any module that torch.export can trace, in the mode (training or evaluation) that it will be used in. It
             is left as it was.
         example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments. All
-            tensors that the model returns are pinned, those of a transformer's cache too: the values of its attention
-            are free with `{"input_ids": tokens, "use_cache": False}` only.
+            tensors that the model returns are pinned; a transformer's cache torch.export does not know how to return:
+            `{"input_ids": tokens, "use_cache": False}`.
 
     Returns:
         The graph, without any tensor of the model.
 
     Raises:
         TypeError: the model is no module.
-        ValueError: torch.export cannot trace the model with `example_input`, or it is lazy, sharded or torch.jit's.
+        ValueError: torch.export cannot trace the model with `example_input`, or it is lazy or sharded.
 
     Example:
         >>> import torch
@@ -61,9 +61,9 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         2            2     0  output of the model
         4 free log-scales
     """
-    program, reasons = export(model, example_input)
+    program = _exported(model, example_input)
     with torch.device("cpu"):  # where channels are under any default
-        interpreter = _Interpreter(program, reasons, _first_names(model))
+        interpreter = _Interpreter(program, _first_names(model))
         interpreter.run()
         graph = interpreter.graph([name for name, _ in model.named_parameters()])
     if graph.unknown:
@@ -74,6 +74,32 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     return graph
 
 
+def _exported(model: nn.Module, example_input: Any) -> Any:
+    """Return the program that torch.export makes of a model; raise as `trace` says."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"trace: model must be a torch.nn.Module, found {type(model).__name__}.")
+    refuse_lazy("trace", model)
+    refuse_sharded(
+        "trace", model, "trace the model before it is sharded, and pass on the graph: UnitConsistent(…, graph=graph)"
+    )
+    named = isinstance(example_input, Mapping)  # a dict, or a tokenizer's BatchEncoding
+    keywords = dict(example_input) if named else {}
+    arguments = () if named else example_input if isinstance(example_input, tuple) else (example_input,)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # torch's, about itself
+            return torch.export.export(model, arguments, keywords, strict=False)
+    except Exception as error:
+        leaves = pytree.tree_leaves((arguments, keywords))
+        shapes = ", ".join(str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ValueError(
+            f"torch.export cannot trace {type(model).__name__} with an example_input of shape {shapes}, and so its "
+            "channels cannot be found; does the model run on it, and return tensors alone (of transformers with "
+            f"use_cache=False)? {type(error).__name__}: {first}"
+        ) from error
+
+
 #: The operations with a graph of their own that torch.export makes of `with torch.autocast(…)` and checkpointing.
 _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
@@ -81,8 +107,8 @@ _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 class _Interpreter:
     """Runs a traced graph on channels in place of numbers."""
 
-    def __init__(self, program: Any, reasons: list[str], names: dict[str, str]) -> None:
-        self.module, self.reasons = program.graph_module, reasons
+    def __init__(self, program: Any, names: dict[str, str]) -> None:
+        self.module = program.graph_module
         # Operations for a log alone move nothing, and would pin their inputs.
         self.module.graph.eliminate_dead_code()
         self.inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
@@ -94,12 +120,11 @@ class _Interpreter:
 
     def run(self) -> None:
         """Visit every operation once, in order."""
-        outputs = pytree.tree_leaves(self._visit(self.module, self._input))
-        for value, why in itertools.zip_longest(outputs, self.reasons, fillvalue=OUTPUT):
+        for value in pytree.tree_leaves(self._visit(self.module, self._input)):
             if isinstance(value, Activation):
-                self.channels.pin(value.channels, why)
+                self.channels.pin(value.channels, "output of the model")
             elif isinstance(value, Parameter):
-                self.uses.fixed(value, why)
+                self.uses.fixed(value, "output of the model")
 
     def _visit(self, module: Any, given: Callable[[Any], Any]) -> Any:
         output = None
@@ -197,13 +222,11 @@ class _Interpreter:
             moves = bool((plus != 0).any() or (minus != 0).any())
             # Channels that no weight touches, as rows of standardised weights, take their scale from their other uses.
             counted = use.counted or not bool(measured[ends[use][0]].all())
-            matrix = "convolution" in use.kind or (use.kind.startswith(("matrix", "table")) and len(use.shape) == 2)
             # A constant input is no reason where the output is pinned.
             reasons = () if moves else channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))
             why = tuple(reason for reason in (use.why, *reasons) if reason not in ("", CONSTANT))
             why = () if moves else why or (CONSTANT,)
-            expected = _expected_log_weight(use, plus)
-            return Entry(use.shape, plus, minus, counted, use.power, moves, expected, why, matrix)
+            return Entry(use.shape, plus, minus, counted, use.power, moves, use.expected_log_weight, why, use.matrix)
 
         nodes = []
         for name, ids in channels.made:
@@ -219,18 +242,6 @@ class _Interpreter:
             unknown=tuple(dict.fromkeys(self.unknown)),
             inexact=tuple(dict.fromkeys(uses.inexact)),
         )
-
-
-def _expected_log_weight(use: Use, plus: Tensor) -> float:
-    """Return the mean of log|w| at PyTorch's initialisation: U(−a, a), a = 1/√fan_in; tables N(0, 1); gains 1."""
-    if use.kind.startswith("table"):
-        return -0.6352  # −(γ + log 2) / 2
-    activation = use.kind.startswith("activation")
-    if not activation and (not use.counted or use.kind.startswith("gain")):
-        return 0.0
-    # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
-    ends = plus if activation else use.minus if use.kind.startswith("transposed convolution") else use.plus
-    return -math.log(math.prod(use.shape) / ends.numel()) / 2 - 1
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

@@ -90,20 +90,21 @@ class ChannelScales(Watching):
         for name, parameter in self.model.named_parameters():
             if self.parameters.get(name) is not parameter:
                 continue  # it took the place of one that was traced
-            plain = name in self.skipped or id(parameter) in self._overlaps
-            if name in how and not plain and parameter.requires_grad:
-                treated[name] = how[name]
+            if why := self._why_plain(name, parameter, how):
+                skipped[name] = why
             else:
-                skipped[name] = self._why_plain(name, parameter)
+                treated[name] = how[name]
         return Coverage(treated, skipped)
 
-    def _why_plain(self, name: str, parameter: nn.Parameter) -> str:
+    def _why_plain(self, name: str, parameter: nn.Parameter, how: Collection[str]) -> str:
         if not parameter.requires_grad:
             return "frozen"
         if name in self.skipped:
             return NAMED
         if why := self._overlaps.get(id(parameter)):
             return why
+        if name in how:
+            return ""
         if name in self.graph.parameters:
             return f"pinned: {'; '.join(self.graph.parameters[name].why[:2])}"
         return "not used by the traced call" if name in self.graph.outside else "not in the graph"

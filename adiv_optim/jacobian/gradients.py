@@ -13,8 +13,7 @@ from .._checks import check_count, given
 from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import refuse_attached
-from .modules import Parts, as_rows, batched, choose_layers, mixes_samples, pure
-from .recorder import Call, differentiate
+from .modules import Call, Parts, as_rows, batched, choose_layers, differentiate, mixes_samples, pure
 
 #: The remedy for a model that has corrections.
 BY_ITSELF = (

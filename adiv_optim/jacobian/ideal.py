@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from .._checks import check_count, check_not_negative, given
+from .._checks import check_count, check_not_negative
 from ..rows.models import refuse_attached
 from .gradients import BY_ITSELF
 from .modules import Parts, jvp, pure, same_randomness
@@ -39,10 +39,8 @@ def ideal_update(
     grad_output: Tensor,
     damping: float = 0.0,
     *,
-    ridge: float | None = None,
     tolerance: float | None = None,
     max_iterations: int = 1000,
-    chunk_size: int = 64,
 ) -> IdealUpdate:
     r"""Return the parameter step whose effect on a module's output is −grad_output, as nearly as there is one.
 
@@ -60,19 +58,16 @@ def ideal_update(
             every run draws the same random numbers.
         inputs: a tensor, or a tuple of arguments, for the module.
         grad_output: g, of the output's shape.
-        damping: the ridge as a share of the mean diagonal of JJᵀ. Other than 0 it costs one vjp per output
-            number; give `ridge` to spare them.
-        ridge: λ itself, in place of `damping`.
+        damping: the ridge as a share of the mean diagonal of JJᵀ. Other than 0 it costs one vjp per output number.
         tolerance: the residual at which to stop; by default 10 × machine precision.
         max_iterations: of conjugate gradients; the result says how far they came.
-        chunk_size: vjps taken at once for the trace; memory is chunk_size × parameters.
 
     Returns:
         An `IdealUpdate`; add `step` to the parameters.
 
     Raises:
         ValueError: the module has no trainable parameter or has a correction attached, grad_output has not the
-            output's shape, damping or ridge is negative or both are given.
+            output's shape, or damping is negative.
         TypeError: the module does not return one tensor.
 
     Example:
@@ -86,9 +81,7 @@ def ideal_update(
         >>> torch.allclose(module(x, y) - before, -g, atol=1e-4)
         True
     """
-    check_not_negative("ideal_update", **given(damping=damping, ridge=ridge))
-    if damping and ridge is not None:
-        raise ValueError(f"ideal_update: damping={damping} and ridge={ridge} are two names of λ; give one of them.")
+    check_not_negative("ideal_update", damping=damping)
     refuse_attached("ideal_update", module, BY_ITSELF)
     trained, of = pure(module)
     if not trained:
@@ -118,9 +111,8 @@ def ideal_update(
 
     with torch.no_grad():
         if not output.numel():
-            return IdealUpdate(adjoint(output), 0.0, 0.0, ridge or 0.0, 0)
-        if ridge is None:
-            ridge = damping * _mean_diagonal(adjoint, output, chunk_size) if damping else 0.0
+            return IdealUpdate(adjoint(output), 0.0, 0.0, 0.0, 0)
+        ridge = damping * _mean_diagonal(adjoint, output) if damping else 0.0
         solution, residual, misfit, iterations = least_squares(
             forward,
             adjoint,
@@ -133,14 +125,18 @@ def ideal_update(
     return IdealUpdate(step, residual, misfit, ridge, iterations)
 
 
-def _mean_diagonal(adjoint: Callable[[Tensor], Parts], output: Tensor, chunk_size: int) -> float:
+#: Unit vectors of the output whose products are in memory at once, each as large as the parameters.
+_AT_ONCE = 64
+
+
+def _mean_diagonal(adjoint: Callable[[Tensor], Parts], output: Tensor) -> float:
     """Return tr(JJᵀ) / n, the mean squared length of Jᵀe over the unit vectors e of the output."""
 
     def squared(number: Tensor) -> Tensor:
         unit = (torch.arange(output.numel(), device=output.device) == number).to(output.dtype).view(output.shape)
         return torch.stack([part.square().sum() for part in adjoint(unit).values()]).sum()
 
-    return vmap(squared, chunk_size=chunk_size)(torch.arange(output.numel(), device=output.device)).mean().item()
+    return vmap(squared, chunk_size=_AT_ONCE)(torch.arange(output.numel(), device=output.device)).mean().item()
 
 
 def least_squares(

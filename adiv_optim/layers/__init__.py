@@ -3,8 +3,7 @@
 from .channel_scale import ChannelScale
 from .convert import Replacement, convert, plan
 from .dynamic import Derf, DyISRU, DyT, dyisru
-from .isotropic_tanh import IsotropicTanh
-from .l2_norm import L2Norm
+from .lengths import IsotropicTanh, L2Norm
 from .linears import AffineLikeLinear, NormLikeLinear
 from .mean_field import MeanFieldNorm
 from .patch_norm import (

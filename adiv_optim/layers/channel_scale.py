@@ -37,7 +37,6 @@ class Channelwise(nn.Module):
         dim: int = -1,
         elementwise_affine: bool = True,
         bias: bool = True,
-        affine_shape: tuple[int, ...] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -49,9 +48,8 @@ class Channelwise(nn.Module):
                 "a positive integer, or several of them."
             )
         self.normalized_shape, self.dim = sizes, dim
-        shape = sizes if affine_shape is None else affine_shape
         for name, exists in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
-            self.register_parameter(name, empty(shape, {"device": device, "dtype": dtype}) if exists else None)
+            self.register_parameter(name, empty(sizes, {"device": device, "dtype": dtype}) if exists else None)
 
     @property
     def features(self) -> int:
@@ -104,7 +102,6 @@ class ChannelScale(Channelwise):
 
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm.
-        per_channel: one γ and β per channel; if not, one of each for all channels.
         channels: `dim`, the dimension of the channels, or the last of several: -1 as for nn.LayerNorm, the default, or
             1 as for nn.BatchNorm2d; `elementwise_affine`, whether there are γ and β, without which the layer is the
             identity; `bias`, whether there is β beside γ; `device` and `dtype` of the parameters. γ is `weight`, at
@@ -125,17 +122,11 @@ class ChannelScale(Channelwise):
         True
     """
 
-    def __init__(
-        self, normalized_shape: int | Sequence[int], *, per_channel: bool = True, **channels: Unpack[ChannelOptions]
-    ) -> None:
-        super().__init__(normalized_shape, affine_shape=None if per_channel else (1,), **channels)
-        self.per_channel = per_channel
+    def __init__(self, normalized_shape: int | Sequence[int], **channels: Unpack[ChannelOptions]) -> None:
+        super().__init__(normalized_shape, **channels)
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ x + β."""
         self._check(input)
         return self._affine(input)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, per_channel={self.per_channel}"

@@ -115,7 +115,7 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
         >>> convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), {nn.BatchNorm2d: l2_norm})[1]
         Sequential(
           (0): L2Norm(dim=(1, 2, 3), eps=1e-12)
-          (1): ChannelScale((8,), dim=1, elementwise_affine=True, bias=True, per_channel=True)
+          (1): ChannelScale((8,), dim=1, elementwise_affine=True, bias=True)
         )
     """
     replaced = {replacement.old: replacement.new for replacement in plan(model, mapping)}

@@ -15,11 +15,11 @@ from .channel_scale import ChannelOptions, Channelwise, empty
 class _Dynamic(Channelwise):
     """A bounded function of αx, with α trained."""
 
-    def __init__(self, normalized_shape: int | Sequence[int], alpha: float, per_channel: bool, channels: Any) -> None:
+    def __init__(self, normalized_shape: int | Sequence[int], alpha: float, channels: Any) -> None:
         check_positive(type(self).__name__, alpha=alpha)
         super().__init__(normalized_shape, **channels)
         self.initial_alpha = alpha
-        self.alpha = empty(self.normalized_shape if per_channel else (1,), channels)
+        self.alpha = empty((1,), channels)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -42,7 +42,6 @@ class DyT(_Dynamic):
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm; d is their product.
         alpha: the first value of α, in either form the slope at 0; positive.
-        per_channel: one α per channel instead of one for all.
         sqrt_d: keep √d explicit.
         channels: dim, elementwise_affine, bias, device and dtype, as for `ChannelScale`.
 
@@ -63,25 +62,21 @@ class DyT(_Dynamic):
         normalized_shape: int | Sequence[int],
         *,
         alpha: float = 0.5,
-        per_channel: bool = False,
         sqrt_d: bool = False,
         **channels: Unpack[ChannelOptions],
     ) -> None:
-        super().__init__(normalized_shape, alpha, per_channel, channels)
-        self.per_channel, self.sqrt_d = per_channel, sqrt_d
+        super().__init__(normalized_shape, alpha, channels)
+        self.sqrt_d = sqrt_d
         self.reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ tanh(αx) + β, or γ ⊙ √d tanh(αx / √d) + β."""
         self._check(input)
-        alpha = self._broadcast(self.alpha, input)
-        if not self.sqrt_d:
-            return self._affine(torch.tanh(alpha * input))
-        bound = math.sqrt(self.features)
-        return self._affine(bound * torch.tanh(alpha / bound * input))
+        bound = math.sqrt(self.features) if self.sqrt_d else 1
+        return self._affine(bound * torch.tanh(self.alpha / bound * input))
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
+        return f"{super().extra_repr()}, sqrt_d={self.sqrt_d}"
 
 
 class Derf(_Dynamic):
@@ -100,7 +95,7 @@ class Derf(_Dynamic):
     def __init__(
         self, normalized_shape: int | Sequence[int], *, alpha: float = 0.5, **channels: Unpack[ChannelOptions]
     ) -> None:
-        super().__init__(normalized_shape, alpha, False, channels)
+        super().__init__(normalized_shape, alpha, channels)
         self.shift = empty((1,), channels)
         self.reset_parameters()
 
@@ -151,7 +146,6 @@ class DyISRU(Channelwise):
         normalized_shape, channels: as for `DyT`.
         c: the first value of C, positive. The papers name none; None makes the slope at 0 one, as RMSNorm's is on
             rows of root mean square 1: C = d, or 1 without √d.
-        per_channel: one C per channel instead of one for all.
         sqrt_d: keep √d explicit; if not, γ is to learn it.
 
     Shape and errors are those of `DyT`, with `c` in the place of `alpha`.
@@ -167,15 +161,14 @@ class DyISRU(Channelwise):
         normalized_shape: int | Sequence[int],
         *,
         c: float | None = None,
-        per_channel: bool = False,
         sqrt_d: bool = True,
         **channels: Unpack[ChannelOptions],
     ) -> None:
         check_positive("DyISRU", **given(c=c))
         super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
-        self.per_channel, self.sqrt_d = per_channel, sqrt_d
-        self.log_c = empty(self.normalized_shape if per_channel else (1,), channels)
+        self.sqrt_d = sqrt_d
+        self.log_c = empty((1,), channels)
         self.reset_parameters()
 
     @property
@@ -191,9 +184,8 @@ class DyISRU(Channelwise):
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ √d x / √(x² + C) + β, or the same without √d."""
         self._check(input)
-        output = dyisru(input, self._broadcast(self.c, input))
+        output = dyisru(input, self.c)
         return self._affine(math.sqrt(self.features) * output if self.sqrt_d else output)
 
     def extra_repr(self) -> str:
-        settings = f"c={self.initial_c}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
-        return f"{super().extra_repr()}, {settings}"
+        return f"{super().extra_repr()}, c={self.initial_c}, sqrt_d={self.sqrt_d}"

@@ -1,4 +1,4 @@
-"""Linear layers in the two structural forms, affine-like and norm-like."""
+"""The two structural forms, affine-like and norm-like, and linear layers of both."""
 
 import math
 from typing import Any
@@ -7,9 +7,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._checks import check_finite, check_not_negative, given
 from .._device import at_least_float32
-from .forms import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors, squared_length
-from .l2_norm import unit
+from .lengths import squared_length, unit
+
+
+def check_affine_like(name: str, alpha: float, beta: float) -> None:
+    """Refuse settings for which the affine-like form has no meaning."""
+    _check_alpha(name, alpha)
+    check_finite(name, beta=beta)
+    if beta == 0:
+        raise ValueError(
+            f"{name}: beta is 0, which divides zeros by zero; use the norm-like form there (NormLikeLinear, "
+            "form='norm-like')."
+        )
+
+
+def check_norm_like(name: str, alpha: float, beta: float | None, eps: float) -> None:
+    """Refuse settings for which the norm-like form has no meaning."""
+    _check_alpha(name, alpha)
+    check_not_negative(name, eps=eps)
+    check_finite(name, **given(beta=beta))
+    if beta is not None and not -1 < beta < 1:
+        raise ValueError(f"{name}: beta is {beta}; it must lie strictly between -1 and 1, or be None.")
+
+
+def _check_alpha(name: str, alpha: float) -> None:
+    check_finite(name, alpha=alpha)
+    if alpha == 0:
+        raise ValueError(f"{name}: alpha is 0, which cuts the input off; give it another value.")
+
+
+def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor:
+    """Return α / √(α²|x|² + β²), which multiplies Wx + (β/α) b: α is taken out of Eq. 37's bracket."""
+    return alpha * torch.rsqrt(alpha**2 * squared_norm + beta**2)
+
+
+def norm_like_factors(alpha: float, beta: float | None) -> tuple[float, float]:
+    """Return the factors of W x/|x| and of b: Eq. 17, or Eq. 35 if `beta` is given."""
+    if beta is None:
+        return math.copysign(1, alpha), 1.0
+    return math.copysign(math.sqrt(1 - beta**2), alpha), beta
 
 
 class AffineLikeLinear(nn.Linear):

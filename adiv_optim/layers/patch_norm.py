@@ -12,7 +12,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from .._device import at_least_float32, wide_dtype
 from ..functional import box_sum, squared_norm
 from ..functional.convolutions import PLAIN
-from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
+from .lengths import inverse_norm
+from .linears import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors
 
 PLAIN_TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 

@@ -37,13 +37,6 @@ class Corrected:
         self._ran = True
         return super()._replicate_for_data_parallel()  # type: ignore[misc]
 
-    def __prepare_scriptable__(self) -> Any:
-        """Called by torch.jit.script, which would compile the layer without its correction."""
-        raise RuntimeError(
-            f"{self._label}: torch.jit.script cannot compile a layer with a correction; call detach() first, of the "
-            "optimizer or of adiv_optim."
-        )
-
     def extra_repr(self) -> str:
         """Return the line of the plain layer, and the correction."""
         return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from adiv_optim import Disproportional, Proportional, attach, coverage, detach
+from adiv_optim import Proportional, attach, coverage, detach
 from tests.functional.test_reference import by_hand
 from tests.helpers.cases import relative_error
 
@@ -104,28 +104,6 @@ def test_attached_layer_whose_bias_is_parametrized():
     scaled = g / (x.square().sum() + 1)
     assert relative_error(layer.weight.grad, scaled.mT @ x) <= EXACT
     assert relative_error(layer.parametrizations.bias.original.grad, 1.5 * scaled[0]) <= EXACT
-
-
-@pytest.mark.parametrize("order", ["before", "after"])
-def test_old_style_weight_norm_is_corrected_through_too(order):
-    layer, x, correction = nn.Linear(5, 3), torch.randn(4, 5), Disproportional()
-    if order == "before":
-        layer = attach(torch.nn.utils.weight_norm(layer), correction)
-    else:
-        layer = torch.nn.utils.weight_norm(attach(layer, correction))
-    output = layer(x)
-    g = torch.randn_like(output)
-    output.backward(g)
-    plain = nn.Linear(5, 3)
-    plain.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
-    effective = by_hand(plain, x, g, correction)
-    direction, gain = layer.weight_v.detach().requires_grad_(), layer.weight_g.detach().requires_grad_()
-    weight = direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True) * gain
-    wanted = torch.autograd.grad(weight, [direction, gain], effective["weight"])
-    assert relative_error(layer.weight_v.grad, wanted[0]) <= EXACT
-    assert relative_error(layer.weight_g.grad, wanted[1]) <= EXACT
-    assert relative_error(layer.bias.grad, effective["bias"]) <= EXACT
-    assert set(coverage(layer).treated) == {"weight_v", "weight_g", "bias"}
 
 
 #: Steps of a layer's life, given the way in which its weight is parametrized.

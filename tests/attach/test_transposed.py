@@ -20,7 +20,6 @@ from adiv_optim import (
 )
 from adiv_optim.diagnostics import divergence
 from adiv_optim.rows import CorrectedTransposed, register
-from adiv_optim.rows import layers as corrected_layers
 from tests.helpers.cases import relative_error
 
 EXACT = 1e-12  # float64, relative
@@ -120,13 +119,3 @@ def test_register_refuses_a_class_that_would_compute_something_else():
         register(nn.Linear, Conv1D)
     with pytest.raises(TypeError, match=r"CorrectedConv1D must inherit from .* and from Linear"):
         register(nn.Linear, CorrectedConv1D)
-
-
-def test_module_that_registers_a_package_is_imported_when_its_layer_is_met(monkeypatch):
-    imported = []
-    monkeypatch.setattr(corrected_layers.importlib, "import_module", lambda *names: imported.append(names))
-    corrected_layers.corrected_type(nn.Linear)
-    assert imported == []
-    kind = type("Conv1D", (nn.Module,), {"__module__": "transformers.pytorch_utils"})
-    assert corrected_layers.corrected_type(kind) is None
-    assert imported == [(".transformers", "adiv_optim.rows")]

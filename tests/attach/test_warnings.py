@@ -33,19 +33,3 @@ def test_of_a_step_at_the_call_of_step(wrap):
             scheduler.step()
 
     assert told_at(train) == ["opt.step()"]
-
-
-def test_of_an_optimizer_in_a_compiled_function_at_its_call():
-    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
-    opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-
-    @torch.compile(backend="eager")
-    def step():
-        opt.step()
-
-    def train():
-        for _ in range(3):
-            other(torch.randn(4, 3)).sum().backward()
-            step()
-
-    assert told_at(train)[:1] in (["opt.step()"], ["step()"])

@@ -3,10 +3,8 @@
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim.diagnostics import gaussian_moments, hermite_coefficients, isometry_strength
@@ -43,10 +41,6 @@ def test_rule_of_twenty_nodes_is_exact_up_to_degree_39(degree):
     assert abs((WEIGHTS * NODES ** (degree + 1)).sum().item()) < 1e-16
 
 
-def test_rule_of_twenty_nodes_is_not_exact_beyond():
-    assert (WEIGHTS * NODES**40).sum().item() != pytest.approx(2 / 41, rel=1e-12)
-
-
 def test_strength_is_the_listed_one():
     listed = {
         nn.Sigmoid(): 1.015833, nn.SELU(): 1.029320, nn.ELU(): 1.063273, nn.Tanh(): 1.069530, nn.SiLU(): 1.201490,
@@ -54,14 +48,6 @@ def test_strength_is_the_listed_one():
     }  # fmt: skip
     for activation, wanted in listed.items():
         assert isometry_strength(activation) == pytest.approx(wanted, rel=0, abs=LISTED), activation
-
-
-def test_quadrature_that_does_not_split_at_the_kink_misses_relu():
-    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.hermite_e.hermegauss(200))
-    weights, values = weights / math.sqrt(math.tau), nodes.relu()
-    mean, slope, second = ((weights * values * factor).sum() for factor in (1, nodes, values))
-    missed = abs(2 - slope**2 / (second - mean**2) - isometry_strength(torch.relu))
-    assert missed == pytest.approx(1.4e-3, rel=0.1)
 
 
 def density(a):
@@ -84,10 +70,6 @@ def test_kinks_and_jumps_are_found_wherever_they_are(a):
     assert jump.mean == pytest.approx(above(a), rel=0, abs=CLOSED)
     assert jump.slope == pytest.approx(density(a), rel=0, abs=CLOSED)
     assert jump.variance == pytest.approx(above(a) * (1 - above(a)), rel=0, abs=CLOSED)
-
-
-def test_a_spike_between_the_nodes_is_missed():
-    assert gaussian_moments(lambda z: (z - 0.6123).abs() < 1e-5).mean == 0
 
 
 def test_steep_and_stepped_functions():
@@ -126,17 +108,6 @@ def test_hermite_coefficients_of_exp_and_of_polynomials():
     cubic = hermite_coefficients(lambda z: z**3, 5)
     torch.testing.assert_close(cubic, torch.tensor([0, 3, 0, math.sqrt(6), 0, 0]), rtol=0, atol=CLOSED)
     assert hermite_coefficients(torch.exp, 0).shape == (1,)
-
-
-@pytest.mark.parametrize("activation", [torch.tanh, F.silu, F.gelu], ids=lambda f: f.__name__)
-def test_hermite_coefficients_of_smooth_functions_are_those_of_gauss_hermite(activation):
-    nodes, weights = np.polynomial.hermite_e.hermegauss(150)
-    values = activation(torch.from_numpy(nodes)).numpy()
-    basis = [
-        np.polynomial.hermite_e.hermeval(nodes, row) / math.sqrt(math.factorial(k)) for k, row in enumerate(np.eye(8))
-    ]
-    wanted = torch.tensor([(weights * values * each).sum() / math.sqrt(math.tau) for each in basis])
-    torch.testing.assert_close(hermite_coefficients(activation, 7), wanted, rtol=0, atol=CLOSED)
 
 
 def test_modules_are_left_as_they_are():

@@ -10,7 +10,6 @@ from torch import nn
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, attach
 from adiv_optim.diagnostics import divergence
-from adiv_optim.diagnostics._rows import evenly
 from adiv_optim.jacobian import layer_jacobians
 from adiv_optim.layers import AffineLikeLinear, PatchNormConv2d
 from tests.fuzz.by_hand import outputs
@@ -248,11 +247,6 @@ def test_descent_is_the_inner_product_with_the_plain_gradient():
     assert found.descent == pytest.approx(sum(parts), rel=EXACT)
     assert found.layers["0"].descent == pytest.approx(sum(parts[:2]), rel=EXACT)
     assert found.layers["2"].descent == pytest.approx(sum(parts[2:]), rel=EXACT)
-
-
-def test_measured_rows_are_spread_over_the_batch():
-    found = {wanted: evenly(10, wanted, torch.device("cpu")).tolist() for wanted in (1, 4, 20)}
-    assert found == {1: [0], 4: [0, 2, 5, 7], 20: [*range(10)]}
 
 
 #: Without a closed form.

@@ -42,31 +42,12 @@ def test_one_for_multiples_of_the_identity_and_free_of_scale():
         torch.testing.assert_close(isometry_gap(scale * matrix), isometry_gap(matrix), rtol=EXACT, atol=0)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0], ids=lambda s: f"spread-{s}")
-def test_theorem_1_normalising_raises_isometry_by_what_the_lengths_say(spread):
-    x = torch.randn(200, 8, 30) * torch.exp(spread * torch.randn(200, 8, 1))
-    a = x.norm(dim=-1)
-    unit = x / a.unsqueeze(-1)
-    ratio = isometry(unit @ unit.mT) / isometry(x @ x.mT)
-    exact = a.square().mean(-1) / a.log().mean(-1).exp().square()
-    torch.testing.assert_close(ratio, exact, rtol=THEOREM, atol=0)
-    bound = 1 + a.var(-1, unbiased=False) / a.mean(-1).square()
-    assert (ratio >= bound * (1 - THEOREM)).all()
-
-
-def samples_of_wild_lengths():
-    return torch.randn(6, 20) * torch.logspace(-7, 7, 6).unsqueeze(-1)
-
-
 def test_lengths_that_differ_by_many_orders_cost_no_accuracy():
-    x = samples_of_wild_lengths()
+    x = torch.randn(6, 20) * torch.logspace(-7, 7, 6).unsqueeze(-1)
     a = x.norm(dim=-1)
     unit = x / a.unsqueeze(-1)
     wanted = isometry_gap(unit @ unit.mT) + (a.square().mean() / a.log().mean().exp().square()).log()
     torch.testing.assert_close(isometry_gap(x @ x.mT), wanted, rtol=THEOREM, atol=0)
-    # Eigenvalues, the other way to a determinant, lose the short samples.
-    lost = -by_eigenvalues(x @ x.mT).log()
-    assert not abs(lost - wanted) < 1e-3
 
 
 def copied():
@@ -187,14 +168,6 @@ def test_mean_field_gap_keeps_below_its_bound(activation):
     # The bound says something: it comes below the start, and an overstated strength breaks it.
     assert (bound[:, -1] < gaps[:, 0] / 2).any() or strength < 1.1
     assert (gaps > mean_field_bound(x @ x.mT, 2.0, range(depths + 1)) + EXACT).any()
-
-
-@each_smooth
-def test_mean_field_gap_falls_by_the_square_of_two_minus_strength_in_the_end(activation):
-    correlation = torch.eye(4) + 1e-3 * torch.randn(4, 4).tril(-1)
-    correlation = (correlation + correlation.mT) / 2
-    ratio = isometry_gap(dual(activation, correlation)) / isometry_gap(correlation)
-    assert ratio.item() == pytest.approx((2 - isometry_strength(activation)) ** 2, rel=2e-3)
 
 
 def test_bound_takes_one_depth_or_many_and_batches():

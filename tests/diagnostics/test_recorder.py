@@ -1,7 +1,6 @@
 """The isometry recorder measures the layers' outputs, float64, and a training does not notice it."""
 
 import copy
-import json
 import math
 import pickle
 
@@ -159,19 +158,6 @@ def test_padded_sequences_that_torch_nests_are_named_and_passed_on():
     assert "layers.0.norm2" in [layer["path"] for layer in recorder.history[0]["layers"]]
 
 
-def test_vmap_is_refused_by_torch_and_gradients_of_torch_func_are_measured():
-    model, x = nn.Sequential(nn.Linear(6, 20), nn.Tanh()), torch.randn(4, 5, 6)
-
-    def call(parameters, x):
-        return torch.func.functional_call(model, parameters, (x,)).square().sum()
-
-    with record(model) as recorder:
-        torch.func.grad(call)(dict(model.named_parameters()), x[0])
-        assert len(recorder.history[0]["layers"]) == 2
-        with pytest.raises(RuntimeError, match="vmap"):
-            torch.vmap(call, in_dims=(None, 0))(dict(model.named_parameters()), x)
-
-
 def test_layers_can_be_chosen_containers_too():
     model = nn.Sequential(network(), nn.Tanh())
     assert list(recorded(model, torch.randn(5, 6), layers=["0.4", "0", "1"])) == ["0.4", "0", "1"]
@@ -233,9 +219,6 @@ def test_training_is_the_same_bit_for_bit():
         assert [set(vars(module)) for module in model.modules()] == keys
         runs.append(everything(model, optimizer)[0])
     assert same(*runs)
-    # The test can fail: one number drawn more is seen.
-    torch.rand(1)
-    assert not same(runs[0]["random"], everything(model, optimizer)[0]["random"])
 
 
 def test_loggers_get_the_last_measurement_flat():
@@ -249,17 +232,6 @@ def test_loggers_get_the_last_measurement_flat():
         f"isometry/{call['path']}/{key}": call[key] for call in calls for key in ("samples", "isometry", "gap")
     }
     assert all(type(value) is float for value in recorder.metrics().values())
-
-
-def test_history_is_saved_as_strict_json(tmp_path):
-    """Ten samples of three features have no finite gap."""
-    model = nn.Linear(6, 3)
-    with record(model) as recorder:
-        model(batch()[0])
-    assert recorder.history[0]["layers"][0]["gap"] == math.inf
-    recorder.save(tmp_path / "history.json")
-    saved = json.loads((tmp_path / "history.json").read_text(), parse_constant=pytest.fail)
-    assert saved["history"][0]["layers"][0] == {**recorder.history[0]["layers"][0], "gap": None}
 
 
 MISTAKES = {

@@ -199,19 +199,6 @@ def test_descent_compares_gradients_under_one_dropout_mask():
     assert found.descent == pytest.approx(wanted, rel=EXACT)
 
 
-def test_layer_that_draws_random_numbers_draws_none_of_the_callers():
-    class Noisy(nn.Linear):
-        def forward(self, x):
-            return F.dropout(super().forward(x), 0.5)
-
-    layer, (x, y) = Noisy(6, 3), batch()
-    before = torch.get_rng_state()
-    divergence(layer, F.cross_entropy, x, y)
-    assert torch.equal(before, torch.get_rng_state())
-    layer(x)
-    assert not torch.equal(before, torch.get_rng_state())
-
-
 def test_optimizer_of_ones_own_is_copied_with_what_it_needs():
     class Scaled(torch.optim.Optimizer):
         """Keeps an attribute that torch's own copying leaves behind."""

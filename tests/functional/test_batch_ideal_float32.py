@@ -59,9 +59,6 @@ def test_sums_of_many_rows_lose_no_more_than_those_of_few():
         return float(torch.linalg.matrix_norm(linears.gram_of([x], [x]).double() - exact, 2) / exact.trace() / EPS)
 
     assert lost() <= 25
-    # The rest beside whole runs counts, too, in stacks as well.
-    ragged = torch.randn(2, 64 * 5 + 3, 3).double()
-    assert relative_error(linears.gram_of([ragged], [ragged]), ragged.mT @ ragged) <= 1e-14
 
 
 def test_half_precision_keeps_what_the_number_of_rows_brings_back():

@@ -39,16 +39,6 @@ def agree(found, wanted):
         assert relative_error(found[name], wanted[name]) <= EXACT, name
 
 
-def test_slices_end_with_the_remainder(monkeypatch):
-    monkeypatch.setattr(shared, "SLICE_NUMBERS", 4)
-    monkeypatch.setattr(shared, "SLICES", 4)
-    tensor = torch.arange(10)
-    assert [tensor[part].tolist() for part in shared.parts(tensor)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    tensor = torch.randn(11, 4)
-    assert [len(tensor[part]) for part in shared.parts(tensor)] == [3, 3, 3, 2]
-    assert torch.equal(torch.cat([tensor[part] for part in shared.parts(tensor)]), tensor)
-
-
 @pytest.mark.parametrize("rule", [Proportional(), Disproportional()], ids=["one-scale", "two-scales"])
 def test_rescaled_slices_of_a_convolution_add_up(monkeypatch, rule):
     one, x, g = layer(), input(), torch.randn(SAMPLES, 6, 5)
@@ -57,13 +47,6 @@ def test_rescaled_slices_of_a_convolution_add_up(monkeypatch, rule):
     monkeypatch.setattr(shared, "SLICES", 4)
     assert [len(g[part]) for part in shared.parts(g)] == [7, 7, 7, 4]
     agree(corrected(one, x, g, rule), whole)
-
-
-def test_norms_along_a_dimension_in_the_middle_are_joined(monkeypatch):
-    x = torch.randn(SAMPLES, 3, 2)
-    monkeypatch.setattr(shared, "SLICE_NUMBERS", 4)
-    monkeypatch.setattr(shared, "SLICES", 4)
-    torch.testing.assert_close(functional.squared_norm(x, 1), x.square().sum(1), rtol=EXACT, atol=0)
 
 
 def in_slices_of_patches(monkeypatch, x):

@@ -134,13 +134,3 @@ def test_mistakes_are_named(action, message):
     """A second set of hooks would scale by D⁻² and E⁻² without a word."""
     with pytest.raises(ValueError, match=message):
         action()
-
-
-@pytest.mark.parametrize(
-    "way", [lambda model, x: torch.jit.script(model), lambda model, x: torch.func.jvp(model, x, x)]
-)
-def test_what_the_hooks_do_not_go_with_raises(way):
-    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(3, 2)
-    with uc_backpropagation(model), pytest.raises((NotImplementedError, torch.jit.frontend.NotSupportedError)):
-        way(model, (x,))
-    way(model, (x,))

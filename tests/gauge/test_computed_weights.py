@@ -47,9 +47,9 @@ class Counted(TorchDispatchMode):
 def work(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     model = nn.Sequential(*[Standardised(16, 16, 3, padding=1) for _ in range(layers)])
     example = torch.randn(1, 16, 4, 4)
-    program = tracing.export(model, example)
+    program = tracing._exported(model, example)
     with monkeypatch.context() as patch, Counted() as counted:
-        patch.setattr(tracing, "export", lambda *_: program)
+        patch.setattr(tracing, "_exported", lambda *_: program)
         gauge.trace(model, example)
     return counted.elements
 
@@ -145,8 +145,8 @@ def test_concatenation_is_followed_without_its_positions(monkeypatch):
 
     model = Model(joined, first=nn.Conv2d(3, 4, 3, padding=1), second=nn.Conv2d(8, 2, 1))
     example = torch.randn(4, 3, 64, 64)
-    program = tracing.export(model, example)
-    monkeypatch.setattr(tracing, "export", lambda *_: program)
+    program = tracing._exported(model, example)
+    monkeypatch.setattr(tracing, "_exported", lambda *_: program)
     with Counted() as counted:
         assert gauge.trace(model, example).free == 4
     assert counted.elements < example.numel() / 4

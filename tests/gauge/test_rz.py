@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim.gauge import rz, rz_scaling
-from adiv_optim.gauge.log_least_squares import balance
+from adiv_optim.gauge import rz_scaling
 from tests.helpers.matrices import (
     INVARIANCE,
     MATRICES,
@@ -84,17 +83,6 @@ def test_members_of_a_batch_are_told_apart():
             assert largest_ratio(part[index], wanted) <= RECONSTRUCTION
     assert largest_ratio(found.row_scale[:1], found.row_scale[3:4]) > 1e-3
     assert torch.equal(found.canonical[0], rz_scaling(weight[:1]).canonical[0])  # bit for bit without its neighbours
-
-
-def test_batches_larger_than_a_chunk_are_solved_in_pieces(monkeypatch):
-    weight = sparse(5, 4, 3)
-    wanted = rz_scaling(weight)
-    monkeypatch.setattr(rz, "ENTRIES_AT_ONCE", 25)
-    calls = []
-    monkeypatch.setattr(rz, "balance", lambda *args: calls.append(args) or balance(*args))
-    for part, other in zip(rz_scaling(weight), wanted, strict=True):
-        assert largest_ratio(part, other) <= RECONSTRUCTION
-    assert [len(counts) for counts, _ in calls] == [2, 2, 1]
 
 
 # Convolutions

@@ -9,8 +9,9 @@ from torch import nn
 
 from adiv_optim import UnitConsistent, gauge
 from tests.helpers.covering import paired
+from tests.helpers.gauge_models import mlp
 from tests.helpers.proximal import Proximal
-from tests.helpers.unit_consistent import BATCHES, GAUGES, mlp, train, wrapped
+from tests.helpers.unit_consistent import BATCHES, GAUGES, train, wrapped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -46,20 +47,6 @@ def test_parameters_outside_the_graph_take_the_plain_step():
     before, weight.grad = weight.detach().clone(), torch.ones_like(weight)
     optimizer.step()
     assert torch.equal(weight, before - 0.5)
-
-
-def test_a_skipped_module_takes_the_plain_step_and_the_others_do_not():
-    torch.manual_seed(0)
-    model = mlp()
-    model[0].weight.data.mul_(30)
-    plain = copy.deepcopy(model)
-    optimizer = UnitConsistent(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, skip=["0"], example_input=torch.randn(2, 6)
-    )
-    for net, opt in ((model, optimizer), (plain, torch.optim.SGD(plain.parameters(), lr=0.1))):
-        train(net, opt, BATCHES[:1])
-    assert torch.equal(model[0].weight, plain[0].weight)
-    assert not torch.equal(model[2].weight, plain[2].weight)
 
 
 def test_weights_of_another_optimizer_are_left_to_it():

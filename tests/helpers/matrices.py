@@ -84,13 +84,3 @@ def scaled(weight: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def units(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Random scales over some ten orders of magnitude."""
     return (4 * torch.randn(weight.shape[:-1])).exp(), (4 * torch.randn(*weight.shape[:-2], weight.shape[-1])).exp()
-
-
-def swept(weight: Tensor, sweeps: int) -> Tensor:
-    """The definition, literally: take row means from the logarithms, then column means, and again."""
-    support = weight != 0
-    logs = torch.where(support, weight.abs(), 1.0).log()
-    for _ in range(sweeps):
-        for dim in (-1, -2):
-            logs = logs - logs.sum(dim, keepdim=True) / support.sum(dim, keepdim=True).clamp(min=1) * support
-    return torch.where(support, logs.exp() * weight.sgn(), 0.0)

@@ -5,33 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import UnitConsistent, gauge
+from tests.helpers.gauge_models import mlp
 from tests.helpers.seeds import manual_seed
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 4)
-    )
-
-
-class ConvNet(nn.Module):
-    """Residual add, concat, grouped and depthwise convolution, max and average pooling, PReLU, flatten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.grouped = nn.Conv2d(8, 8, 3, padding=1, groups=2)
-        self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.prelu = nn.PReLU(8)
-        self.side = nn.Conv2d(8, 4, 1)
-        self.head = nn.Linear(12 * 4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.stem(x)), 2)
-        x = x + self.grouped(F.leaky_relu(self.depthwise(x)))
-        x = torch.cat([self.prelu(x), F.relu(self.side(x))], 1)
-        return self.head(F.avg_pool2d(x, 2).flatten(1))
-
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),

@@ -31,19 +31,9 @@ def test_normaliser_without_parameters_then_scale_is_the_normaliser(whole, plain
     parts = nn.Sequential(plain, copy.deepcopy(scale)).double()
     parts[1].load_state_dict(dict(whole.named_parameters()))
     torch.testing.assert_close(parts(x), whole(x), rtol=EXACT, atol=EXACT)
-    # The test can fail: without the scaling the output is another.
-    assert (plain(x) - whole(x)).abs().max() > 1e-2
 
 
 def test_starts_as_the_identity():
     x = torch.randn(2, 5)
-    for layer in (ChannelScale(5), ChannelScale(5, per_channel=False), ChannelScale(5, elementwise_affine=False)):
+    for layer in (ChannelScale(5), ChannelScale(5, elementwise_affine=False)):
         assert torch.equal(layer(x), x)
-
-
-def test_one_number_for_all_channels():
-    layer, x = ChannelScale(3, dim=1, per_channel=False), torch.randn(2, 3, 4, 4)
-    layer.weight.data.fill_(2.0)
-    layer.bias.data.fill_(-1.0)
-    assert [tuple(parameter.shape) for parameter in layer.parameters()] == [(1,), (1,)]
-    torch.testing.assert_close(layer(x), 2 * x - 1, rtol=EXACT, atol=EXACT)

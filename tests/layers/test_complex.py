@@ -38,18 +38,6 @@ def test_linear_layers_are_their_formulas():
     torch.testing.assert_close(norm(ROWS), linear / length(ROWS) + bias)
 
 
-@pytest.mark.parametrize("image", [IMAGE, IMAGE[0]], ids=["batch", "one"])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_patches_are_divided_by_their_length(groups, image):
-    layer = PatchNormConv2d(4, 2, 3, groups=groups, bias=False, form="norm-like", dtype=C)
-    ones = nn.Conv2d(4, groups, 3, groups=groups, bias=False, dtype=torch.float64)
-    nn.init.ones_(ones.weight)
-    plain = nn.Conv2d(4, 2, 3, groups=groups, bias=False, dtype=C)
-    plain.load_state_dict(layer.state_dict())
-    wanted = plain(image) / ones(image.abs().square()).sqrt().repeat_interleave(2 // groups, -3)
-    torch.testing.assert_close(layer(image), wanted)
-
-
 LAYERS = {
     "l2": (L2Norm(), ROWS),
     "isotropic-tanh": (IsotropicTanh(), ROWS),

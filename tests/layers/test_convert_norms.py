@@ -1,7 +1,6 @@
 """convert and plan on normalisers and activations: what is kept, what is dropped, and the report of both."""
 
 import copy
-from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -29,7 +28,7 @@ def layerwise_l2_norm(old):
 
 RESNETS = {
     "class": DyT,
-    "partial": partial(DyISRU, sqrt_d=False, per_channel=True),
+    "partial": partial(DyISRU, sqrt_d=False),
     "function": layerwise_l2_norm,
 }
 
@@ -72,7 +71,7 @@ DROPPED = {
     "no-parameters": (nn.BatchNorm1d(3), lambda old: L2Norm(), ("weight", "bias", *RUNNING)),
     "no-affine": (nn.LayerNorm(3), partial(DyT, elementwise_affine=False), ("weight", "bias")),
     "no-bias": (nn.LayerNorm(3), partial(DyISRU, bias=False), ("bias",)),
-    "other-shape": (nn.LayerNorm(3), partial(ChannelScale, per_channel=False), ("weight", "bias")),
+    "other-shape": (nn.LayerNorm(3), partial(ChannelScale, normalized_shape=1), ("weight", "bias")),
     "copy": (nn.LayerNorm(3), copy.deepcopy, ("weight", "bias")),
 }
 
@@ -169,11 +168,6 @@ def test_transformer_computes_the_same_with_and_without_gradients(mapping, count
     trained_on = model(x)
     with torch.no_grad():
         assert (trained_on - model(x)).abs().max() <= 1e-6
-    # The test can fail: left on, the fast path is another function, or finds no weights to read.
-    for each in model.layers:
-        each.activation_relu_or_gelu = 1
-    with torch.no_grad(), suppress(AttributeError):
-        assert (trained_on - model(x)).abs().max() > 1e-2
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -187,10 +181,6 @@ def test_transformer_reads_padded_sequences_with_and_without_gradients(mapping, 
     with torch.no_grad():
         deployed = model(x, src_key_padding_mask=padding)
     assert (trained_on - deployed)[~padding].abs().max() <= 1e-6
-    # The test can fail: left on, nested tensors come.
-    model.use_nested_tensor = True
-    with torch.no_grad(), pytest.raises((RuntimeError, NotImplementedError)):
-        model(x, src_key_padding_mask=padding)
 
 
 def test_encoder_without_replaced_layers_keeps_its_nested_tensors():

@@ -59,19 +59,18 @@ def features(size):
     return math.prod(size) if isinstance(size, tuple) else size
 
 
-@paired("form size_dim_shape per_channel", FORMS, PLACES, {"scalar": False, "per-channel": True})
-def test_output_at_initialisation_is_the_published_formula(form, size_dim_shape, per_channel):
+@paired("form size_dim_shape", FORMS, PLACES)
+def test_output_at_initialisation_is_the_published_formula(form, size_dim_shape):
     (kind, formula), (size, dim, shape) = form, size_dim_shape
-    layer, x = kind(size, dim=dim, per_channel=per_channel), 3 * torch.randn(shape)
+    layer, x = kind(size, dim=dim), 3 * torch.randn(shape)
     wanted = torch.tensor([formula(value, features(size)) for value in x.flatten().tolist()]).view(shape)
     torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("kind", [DyT, DyISRU])
-@paired("size_dim_shape per_channel", PLACES, {"scalar": False, "per-channel": True})
-def test_every_parameter_acts_on_its_own_channel(kind, size_dim_shape, per_channel):
-    size, dim, shape = size_dim_shape
-    layer, x = kind(size, dim=dim, per_channel=per_channel), torch.randn(shape)
+@pytest.mark.parametrize(("size", "dim", "shape"), PLACES.values(), ids=PLACES)
+def test_every_parameter_acts_on_its_own_channel(kind, size, dim, shape):
+    layer, x = kind(size, dim=dim), torch.randn(shape)
     for parameter in layer.parameters():
         parameter.data.uniform_(0.5, 2)
     # torch broadcasts from the last dimension: there the same parameters need no alignment.
@@ -116,9 +115,6 @@ def test_dyisru_with_the_others_squares_as_c_is_rms_norm(d):
     rms_norm = nn.RMSNorm(d, eps=0.0, elementwise_affine=False)(x)
     others = torch.stack([torch.cat([x[:, :i], x[:, i + 1 :]], dim=1).square().sum(1) for i in range(d)], dim=1)
     torch.testing.assert_close(math.sqrt(d) * dyisru(x, others), rms_norm, rtol=0, atol=EXACT)
-    # The test can fail: the sum over all of a row is another function.
-    everything = x.square().sum(1, keepdim=True)
-    assert (math.sqrt(d) * dyisru(x, everything) - rms_norm).abs().max() > 1e-3
 
 
 @each_form
@@ -129,7 +125,6 @@ def test_parameters_are_the_papers(kind, formula):
     assert names == {"weight": (4,), "bias": (4,), own: (1,)}
     assert layer.weight.tolist() == [1] * 4
     assert layer.bias.tolist() == [0] * 4
-    assert dict(kind(4, per_channel=True).named_parameters())[own].shape == (4,)
     assert set(dict(kind(4, bias=False).named_parameters())) == {"weight", own}
     assert set(dict(kind(4, elementwise_affine=False).named_parameters())) == {own}
 

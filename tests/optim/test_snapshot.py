@@ -14,8 +14,9 @@ from adiv_optim.optim import OptimizerWrapper
 from adiv_optim.optim.mapped import KNOWN, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
+from tests.helpers.gauge_models import mlp
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
-from tests.helpers.unit_consistent import BATCHES, mlp, train
+from tests.helpers.unit_consistent import BATCHES, train
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

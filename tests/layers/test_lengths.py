@@ -1,15 +1,56 @@
-"""IsotropicTanh: the formula, short and very long rows."""
+"""L2Norm, rows of one length, over images the layerwise baseline of Bird 2025, appendix B.2; and IsotropicTanh."""
 
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from adiv_optim.layers import IsotropicTanh
+from adiv_optim.layers import IsotropicTanh, L2Norm, dyisru
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 EXACT = 1e-12
+LAYERWISE = (1, 2, 3)
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 1, (2, 3), (-3, -2, -1), LAYERWISE], ids=str)
+def test_rows_get_length_one_and_keep_their_direction(dim):
+    x = torch.randn(3, 2, 4, 5)
+    output, lengths = L2Norm(dim)(x), x.square().sum(dim, keepdim=True).sqrt()
+    torch.testing.assert_close(output * lengths, x, rtol=EXACT, atol=0)
+    assert list(L2Norm(dim).state_dict()) == []
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float16, 3000.0), (torch.bfloat16, 1000.0)], ids=str)
+def test_half_precision_image_whose_squares_would_overflow(dtype, size):
+    x = torch.full((1, 8, 16, 16), size, dtype=dtype)
+    output = L2Norm(LAYERWISE)(x)
+    assert output.dtype == dtype
+    torch.testing.assert_close(output.double(), torch.full(x.shape, 2048**-0.5), rtol=1e-2, atol=0)
+
+
+def test_black_image_stays_black_and_passes_no_gradient():
+    x = torch.randn(2, 3, 4, 4)
+    x[0] = 0
+    x.requires_grad_()
+    output = L2Norm(LAYERWISE)(x)
+    (output + output.pow(3)).sum().backward()
+    assert output[0].abs().max() == 0
+    assert x.grad[0].abs().max() == 0
+    assert x.grad[1].abs().max() > 0
+    assert x.grad.isfinite().all()
+    # torch's own multiplies it by 1 / eps.
+    x = torch.zeros(1, 4, requires_grad=True)
+    F.normalize(x, dim=-1).sum().backward()
+    assert x.grad.abs().max() > 1e10
+
+
+@pytest.mark.parametrize("function", [L2Norm(), IsotropicTanh(), lambda x: dyisru(x, 16.0)], ids=["l2", "tanh", "isru"])
+def test_integers_are_taken_for_numbers_and_not_rounded_back(function):
+    x = torch.tensor([[3, -4]])
+    assert torch.equal(function(x), function(x.float()))
+    assert function(x).abs().min() > 0.5
 
 
 @pytest.mark.parametrize("dim", [-1, 1, (1, 2, 3)], ids=str)

@@ -1,4 +1,4 @@
-"""Backpropagation through the unit-consistent adjoint: another backward chain under the same forward."""
+"""The unit-consistent adjoint and inverse of a matrix, and backpropagation through the adjoint."""
 
 import inspect
 from contextlib import ExitStack
@@ -9,8 +9,73 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from .. import _device
 from ..rows.models import bypassed, label
-from .rz import rz_scaling
+from .rz import check_weight, rz_scaling
+
+
+def uc_adjoint(weight: Tensor) -> Tensor:
+    r"""Return the transpose taken in canonical coordinates, :math:`E^{-1} W^\top D^{-1} = W'^\top` with W = D W' E.
+
+    Uhlmann, *Unit-Consistent (UC) Adjoint*, Eq. 6. Unlike :math:`W^\top` it is the same for W and for A W B with any
+    positive diagonal A and B. Output gradients sent back through it do not depend on a layer's units, and are not the
+    gradient of the loss. The adjoint of a convolution has the kernel `rz_scaling(…).canonical`, transposed.
+
+    Args:
+        weight: W, shape (…, out, in); leading dimensions are a batch.
+
+    Returns:
+        Shape (…, in, out), without autograd graph; conjugated if the weight is complex.
+
+    Raises:
+        TypeError, ValueError: as `rz_scaling`.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.tensor([[2.0, 8.0], [-2.0, 0.5]])
+        >>> uc_adjoint(weight)
+        tensor([[ 0.5000, -2.0000],
+                [ 2.0000,  0.5000]])
+    """
+    return rz_scaling(weight).canonical.mH
+
+
+@torch.no_grad()
+def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
+    r"""Return the generalised inverse that follows changes of units.
+
+    .. math:: W^{-U} = E^{-1} W'^{+} D^{-1} \quad\text{with } W = D W' E
+
+    For all diagonal A and B without zeros :math:`(A W B)^{-U} = B^{-1} W^{-U} A^{-1}` (Uhlmann, *Unit-Consistent (UC)
+    Adjoint*, section 1, after Uhlmann 2018), which the pseudo-inverse :math:`W^{+}` satisfies only for invertible W.
+    :math:`W W^{-U} W = W`, :math:`W^{-U} W W^{-U} = W^{-U}`, and where W has an inverse it is that.
+
+    Args:
+        weight: W, shape (…, out, in), of any rank; leading dimensions are a batch.
+        rtol: singular values of W' below this share of the greatest count as zero. The default, 10 · max(out, in) ·
+            machine precision, leaves room for the rounding of every entry by a change of units.
+
+    Returns:
+        Shape (…, in, out), in the weight's dtype, without autograd graph.
+
+    Raises:
+        TypeError, ValueError: as `rz_scaling`.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.tensor([[1.0, 2.0], [2.0, 4.0]])  # of rank one
+        >>> units = torch.tensor([1.0, 100.0])
+        >>> torch.allclose(uc_inverse(weight * units), uc_inverse(weight) / units[:, None])
+        True
+        >>> torch.allclose(torch.linalg.pinv(weight * units), torch.linalg.pinv(weight) / units[:, None])
+        False
+    """
+    check_weight(weight, 1, 0)
+    row_scale, canonical, column_scale = rz_scaling(_device.at_least_float32(weight))
+    if rtol is None:
+        rtol = 10 * max(canonical.shape[-2:]) * torch.finfo(canonical.dtype).eps
+    inverse = torch.linalg.pinv(canonical, rtol=rtol)
+    return (inverse / column_scale[..., :, None] / row_scale[..., None, :]).to(weight.dtype)
 
 
 class _ScaledGradient(Function):
