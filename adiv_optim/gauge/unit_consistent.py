@@ -42,12 +42,10 @@ class ChannelScales(Watching):
         self._log_scales: Tensor | None = None
         self._factors: dict[str, Factors] = {}
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         # Which parameters the optimizer holds is no matter; which of them share memory is.
-        if (now := addresses(self.parameters.values())) == self._addresses:
-            return False
-        self._addresses, self._overlaps = now, overlaps(self.parameters)
-        return True
+        if (now := addresses(self.parameters.values())) != self._addresses:
+            self._addresses, self._overlaps = now, overlaps(self.parameters)
 
     def stacks(self) -> list[Stack]:
         # A stack for each parameter that has scales and a gradient, an old one of a frozen weight too.

@@ -41,8 +41,8 @@ class Watching(Protocol):
     #: The layers whose forward passes are watched.
     layers: Sequence[LayerInputs]
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
-        """Look at the parameters of the optimizer, by its groups, if they have changed; say whether."""
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Look at the parameters of the optimizer, by its groups, if they have changed."""
 
     def stacks(self) -> Sequence[Stack]:
         """Measure if that is due, and return this step's stacks; other parameters take the plain step."""

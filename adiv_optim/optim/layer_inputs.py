@@ -288,8 +288,7 @@ class InputHook:
     def count(self, input: Tensor, output: Any) -> None:
         """Count the rows of one call; for `output` see `LayerInputs.add`."""
         layer = self.layer()
-        # A backward does not come through inference mode, though gradients may be enabled in it.
-        if layer is None or torch.is_inference_mode_enabled():
+        if layer is None:
             return
         refuse_capture(layer.name, "remembers its inputs", input)
         layer.called = True

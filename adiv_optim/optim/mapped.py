@@ -104,7 +104,8 @@ class Mapped(OptimizerWrapper):
             return
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
-        reason = self._why_lost(self.model, self.watch.find(self._parameters()))
+        self.watch.find(self._parameters())
+        reason = self._why_lost(self.model)
         with without_autocast(first.device.type):  # it would round the products
             try:
                 half_frozen = self._mapped_step(self.watch, step)

@@ -66,13 +66,11 @@ class Watch(Watching):
         self._moving: list[Any] = []
         self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         # Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
-        if self._places_of(groups) == self._places:
-            return False
-        self._find(groups)
-        self._moving, self._stacks, self._places = [], [], self._places_of(groups)
-        return True
+        if self._places_of(groups) != self._places:
+            self._find(groups)
+            self._moving, self._stacks, self._places = [], [], self._places_of(groups)
 
     def _places_of(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Any]:
         parameters = [p for group in groups for p in group]
@@ -267,7 +265,7 @@ def _add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
         if rows:
             layer.pending_rows = rows
             sums = layer.covariance.no_sums() if layer.pending is None else layer.pending
-            layer.pending = [tensor.clone() for tensor in sums]  # a call in a graph may have them still
+            layer.pending = [tensor.clone() for tensor in sums]  # the old ones, where this is cut short
             blocks += layer.pending
     add_up(blocks, group)
 
