@@ -1,6 +1,6 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -66,9 +66,6 @@ class ChannelScales(Watching):
             scales = Scales([part.to(parameter.device, dtype) for part in (factors.d, factors.e)], factors.shape)
             stacks.append(Stack([parameter], [scales]))
         return stacks
-
-    def shards(self) -> Collection[nn.Parameter]:
-        return ()
 
     def count_step(self) -> None:
         self.steps += 1

@@ -1,6 +1,6 @@
 """The two parts of a mapped optimizer: a watch over the model, which holds a chart of pure functions."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -46,9 +46,6 @@ class Watching(Protocol):
 
     def stacks(self) -> Sequence[Stack]:
         """Measure if that is due, and return this step's stacks; other parameters take the plain step."""
-
-    def shards(self) -> Collection[nn.Parameter]:
-        """Return the weights in shards that sums of this step are made of."""
 
     def count_step(self) -> None:
         """Count a step; the weights are the user's again."""

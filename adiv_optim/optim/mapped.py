@@ -130,7 +130,7 @@ class Mapped(OptimizerWrapper):
             else:
                 reason = _HALF_FROZEN
         first = partial(self._first_step, step) if self._steps == 1 and self.moves_weights else step
-        take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner), watch.shards())
+        take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner))
         return reason
 
     def _first_step(self, step: Callable[[], Any]) -> None:

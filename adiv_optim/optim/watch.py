@@ -8,7 +8,7 @@ from torch import Tensor, distributed, nn
 
 from .. import _device
 from .._checks import check_count, check_not_negative, warn
-from .._distributed import DataParallelGroup, Group, add_up, addresses, cut_of
+from .._distributed import DataParallelGroup, Group, add_up, addresses
 from ..rows.coverage import Coverage
 from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .chart import Chart, Watching
@@ -149,10 +149,6 @@ class Watch(Watching):
             moves_weights=self.chart.moves_weights,
             rescale=self.chart.rescale,
         )
-
-    def shards(self) -> list[nn.Parameter]:
-        weights = [layer.weight for layer in self.layers] if self.chart.rescale is not None else []
-        return [weight for weight in weights if cut_of(weight) is not None]
 
     def _measure(self) -> None:
         """Let the rows that count into the averages and factorise these, or leave all as it was if cut short."""
