@@ -1,7 +1,6 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,8 +9,7 @@ from torch.optim import Optimizer
 
 from .. import _device
 from .._distributed import addresses, why_not_one_cut
-from ..optim.chart import Watching
-from ..optim.mapped import Mapped
+from ..optim.mapped import Mapped, Watching
 from ..optim.parameters import check_model, unwrapped
 from ..optim.roots import Scales
 from ..optim.step import Stack
@@ -26,9 +24,6 @@ from .tracing import trace
 
 class ChannelScales(Watching):
     """The scales of a model's channels, W = D W' E, measured by its weights; see `UnitConsistent` for the arguments."""
-
-    #: No forward pass is watched.
-    layers: Sequence[Any] = ()
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, gauge: Gauge, skip: Skip) -> None:
         self.model, self.graph, self.gauge, self.steps = model, graph, gauge, 0
@@ -69,9 +64,6 @@ class ChannelScales(Watching):
 
     def count_step(self) -> None:
         self.steps += 1
-
-    def why_inactive(self) -> str:
-        return ""  # the treated parameters are known from the beginning
 
     def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
@@ -230,5 +222,4 @@ class UnitConsistent(Mapped):
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = trace(model, example_input)
         skip = skip if isinstance(skip, str) else tuple(skip)
-        watch = partial(ChannelScales, graph=graph, gauge=gauge, skip=skip)
-        super().__init__(optimizer, model, watch, {"gauge": gauge, "skip": skip})
+        super().__init__(optimizer, ChannelScales(model, graph, gauge, skip), {"gauge": gauge, "skip": skip})

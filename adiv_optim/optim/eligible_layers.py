@@ -119,10 +119,11 @@ def refuse_shards(where: str, layers: Iterable[LayerInputs], processes: DataPara
             )
 
 
-def private_gradients(name: str) -> ValueError:
-    """Return the error where Opacus makes the gradients: no noise hides the memory of private inputs."""
-    return ValueError(
-        f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
-        "would not hold for its steps. With differential privacy take the optimizer without it, or "
-        "DPOptimizer(UnitConsistent(…), …), which reads weights alone."
-    )
+def refuse_private_gradients(name: str, parameters: Iterable[nn.Parameter]) -> None:
+    """Raise a ValueError where Opacus makes the gradients: no noise hides the memory of private inputs."""
+    if any(hasattr(parameter, "grad_sample") for parameter in parameters):
+        raise ValueError(
+            f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
+            "would not hold for its steps. With differential privacy take the optimizer without it, or "
+            "DPOptimizer(UnitConsistent(…), …), which reads weights alone."
+        )

@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 from .. import _device
 from .._checks import check_positive
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows, watch_inputs
-from .chart import Chart
+from .by_inputs import PREFIX, count_rows
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .roots import Scales
+from .watch import ChangeOfVariables, Watch
 
 
 def scales(covariance: MeanSquare, floor: float) -> list[Scales]:
@@ -104,10 +104,11 @@ class InputScaled(Mapped):
     ) -> None:
         check_positive("InputScaled", floor=floor)
         plain = "a bias moves its output by its own step, whatever the layer reads"
-        chart = Chart(partial(scales, floor=floor), _treatment, _metrics, bias_is_plain=plain, holds=hold)
-        settings = {
-            "every": every, "decay": decay, "floor": floor, "hold": hold, "process_group": process_group, "skip": skip
-        }  # fmt: skip
-        super().__init__(
-            optimizer, model, watch_inputs("InputScaled", optimizer, chart, MeanSquare, settings), settings
+        change = ChangeOfVariables(
+            partial(scales, floor=floor), _treatment, _metrics, why_bias_is_plain=plain, holds=hold
         )
+        watch = Watch(
+            "InputScaled", model, change, MeanSquare,
+            every=every, decay=decay, process_group=process_group, skip=skip,
+        )  # fmt: skip
+        super().__init__(optimizer, watch, {"floor": floor, "hold": hold, **watch.settings})

@@ -41,7 +41,7 @@ class LayerInputs:
     def __init__(
         self, name: str, modules: list[nn.Module], with_bias: bool, make: Callable[[nn.Module, bool], MeanSquare]
     ) -> None:
-        self.name, self.modules, self.with_bias, self.make = name, modules, with_bias, make
+        self.name, self.modules, self.make = name, modules, make
         #: The optimizer's parameters: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
@@ -54,12 +54,12 @@ class LayerInputs:
         self.step_index = self.missed = 0
         #: How often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
         self.failures = self.spoiled = 0
-        #: The scale that its weight was last stepped in, of a chart that holds the scaled weights; 0 is none.
+        #: The scale that its weight was last stepped in, of a change of variables that holds W'; 0 is none.
         self.held_scale = 0.0
         #: Changes whenever arrived sums are dropped: a call counts once in each.
         self.window = 0
         self.covariance = make(modules[0], with_bias)
-        #: Its factors by the chart; None before the first measurement.
+        #: R, block by block; None before the first measurement.
         self.factors: list[Any] | None = None
         self.forget()
         self._register()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn, optim
@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.coverage import Coverage
-from .chart import Watching
+from .layer_inputs import LayerInputs
 from .memory import Memory
-from .parameters import check_same_parameters, report, unwrapped
+from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
-from .step import take_step
+from .step import Stack, take_step
 from .wrapper import OURS, OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
@@ -23,6 +23,41 @@ KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, 
 KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
 #: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
 _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
+
+
+class Watching(Protocol):
+    """Measurements of a model, and the stacks of parameters that follow from them."""
+
+    model: nn.Module
+    #: Steps so far.
+    steps: int
+    #: The layers whose forward passes are watched.
+    layers: Sequence[LayerInputs] = ()
+
+    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Look at the parameters of the optimizer, by its groups, if they have changed."""
+
+    def stacks(self) -> Sequence[Stack]:
+        """Measure if that is due, and return this step's stacks; other parameters take the plain step."""
+
+    def count_step(self) -> None:
+        """Count a step; the weights are the user's again."""
+
+    def why_inactive(self) -> str:
+        """Say, after the second step, why nothing has been treated so far, with the remedy; "" if something has."""
+        return ""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the last measurements, as scalars for a logger."""
+
+    def coverage(self) -> Coverage:
+        """Say of every parameter that was looked at how it is treated, or why it is not."""
+
+    def remembered(self) -> Mapping[Tensor, dict[str, Any]]:
+        """Return the memory of each parameter, with the same names and shapes before and after training."""
+
+    def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Take the memory of some parameters from a checkpoint, and forget that of others."""
 
 
 class Mapped(OptimizerWrapper):
@@ -38,8 +73,7 @@ class Mapped(OptimizerWrapper):
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
-        model: the model whose parameters it steps on.
-        watch: model → the measurements of it.
+        watch: the measurements of the model whose parameters it steps on.
         settings: the arguments of the wrapper, as its repr shows them.
 
     Raises:
@@ -61,17 +95,15 @@ class Mapped(OptimizerWrapper):
     #: The measurements; None once this is detached.
     watch: Watching | None = None
 
-    def __init__(
-        self, optimizer: Optimizer, model: nn.Module, watch: Callable[[nn.Module], Watching], settings: dict[str, Any]
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, watch: Watching, settings: dict[str, Any]) -> None:
         name = type(self).__name__
         super().__init__(optimizer)
-        check_same_parameters(name, optimizer, model)
+        check_same_parameters(name, optimizer, watch.model)
         refuse_within(name, optimizer, Mapped)
-        self.model, self._settings = unwrapped(model), settings
+        self.model, self._settings = watch.model, settings
         if self.moves_weights:
             refuse_kept_weights(name, self._unknown(), {})
-        self.watch = watch(self.model)
+        self.watch = watch
         self.watch.find(self._parameters())
         self._warn_of_little()
 

@@ -1,7 +1,7 @@
 """Measured inputs of layers in checkpoints; and how coverage and warnings describe them."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +11,9 @@ from torch.optim import Optimizer
 from .. import _device
 from .._checks import check_like, warn
 from ..rows.coverage import UNCALLED, Coverage, uncalled_words
-from .chart import Chart, Watching
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
-from .roots import NoRootError
+from .roots import Factor, NoRootError
 from .wrapper import OURS, WAITING, ours
 
 #: The remedy for a checkpoint that does not fit.
@@ -50,7 +49,7 @@ class Memory(NamedTuple):
     name: str
     prefix: str
     settings: Mapping[str, int]
-    watch: Watching
+    watch: Any
     inner: Optimizer
 
     def named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,33 +139,42 @@ class Memory(NamedTuple):
             )
 
 
-def load(layers: Sequence[LayerInputs], chart: Chart, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
+def load(
+    layers: Sequence[LayerInputs],
+    factors_of: Callable[[Any], Sequence[Factor]],
+    remembered: Mapping[Tensor, Mapping[str, Any]],
+) -> None:
     """Take averages from a checkpoint, or begin anew where it has none, and factorise them."""
     for layer in layers:
         layer.forget()
         layer.factors, layer.failures, layer.spoiled = None, 0, 0
-        entries, new = remembered.get(layer.weight, {}), layer.make(layer.modules[0], layer.with_bias)
+        entries, new = remembered.get(layer.weight, {}), layer.make(layer.modules[0], layer.bias is not None)
         device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
         memory = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.memory)]
         layer.covariance = new.with_memory(memory, entries.get("rows", 0.0))
         layer.held_scale = float(entries.get("last", 0.0))
         if layer.covariance.rows:
             try:
-                layer.factors = [*chart.factors(layer.covariance)]
+                layer.factors = [*factors_of(layer.covariance)]
             except NoRootError:
                 layer.failures = 1
 
 
-def coverage_of(model: nn.Module, layers: Sequence[LayerInputs], plain: Mapping[str, str], chart: Chart) -> Coverage:
+def coverage_of(
+    model: nn.Module,
+    layers: Sequence[LayerInputs],
+    untreated: Mapping[str, str],
+    treatment: Callable[[Any, Any], str],
+) -> Coverage:
     """Say of every parameter that was looked at how it is treated, or why it is not."""
     treated: dict[str, str] = {}
     never_seen: dict[str, str] = {}
-    skipped = dict(plain)
+    skipped = dict(untreated)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for layer in layers:
         why = UNCALLED * _is_uncalled(layer) if layer.weight.requires_grad else "frozen"
         said = skipped if why else never_seen if layer.factors is None else treated
-        how = why or f"{chart.treatment(layer.covariance, layer.factors)}{_remark(layer)}"
+        how = why or f"{treatment(layer.covariance, layer.factors)}{_remark(layer)}"
         verb = "" if layer.factors is None else f"{how.partition(',')[0]}, "
         for place, parameter in enumerate(layer.parameters):
             if name := names.get(id(parameter)):  # another one may have taken its place

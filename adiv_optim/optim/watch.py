@@ -1,7 +1,7 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and the stacks for a step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -11,18 +11,41 @@ from .._checks import check_count, check_not_negative, warn
 from .._distributed import DataParallelGroup, Group, add_up, addresses
 from ..rows.coverage import Coverage
 from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
-from .chart import Chart, Watching
 from .covariance import MeanSquare
-from .eligible_layers import eligible_layers, private_gradients, refuse_shards
+from .eligible_layers import eligible_layers, refuse_private_gradients, refuse_shards
 from .layer_inputs import LayerInputs
+from .mapped import Watching
 from .memory import coverage_of, load, remembered_by, why_inactive
+from .parameters import check_model, unwrapped
 from .roots import Factor, NoRootError, Scales, stacked
-from .step import Stack
+from .step import Rescale, Stack
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
 #: Entries of a weight up to which layers are multiplied together: a call costs them more than its products.
 _SMALL = 2**12
+
+
+class ChangeOfVariables(NamedTuple):
+    """The variables that an optimizer steps in, by functions without a memory.
+
+    Args:
+        factors: covariance → R, block by block, or a NoRootError.
+        treatment: (covariance, R or None) → in words, how a layer is treated.
+        metrics: layers → numbers for a logger.
+        rescale: (norms of steps, their norms mapped back) → the factors of the steps; None is 1.
+        moves_weights: whether weights are mapped too, or gradients alone.
+        why_bias_is_plain: why a bias is not treated with its weight, or "" if it is.
+        holds: whether W' and not W is kept where R, a number, is measured anew.
+    """
+
+    factors: Callable[[Any], Sequence[Factor]]
+    treatment: Callable[[Any, Any], str]
+    metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
+    rescale: Rescale | None = None
+    moves_weights: bool = True
+    why_bias_is_plain: str = ""
+    holds: bool = False
 
 
 class Watch(Watching):
@@ -31,7 +54,7 @@ class Watch(Watching):
     Args:
         name: whose errors these are.
         model: the model.
-        chart: makes factors of covariances.
+        change: makes factors of covariances.
         make: (layer, with_bias) → the covariance of its inputs, before the first row.
         every, decay, process_group, skip: see `Whitened`.
     """
@@ -40,31 +63,40 @@ class Watch(Watching):
         self,
         name: str,
         model: nn.Module,
-        chart: Chart,
+        change: ChangeOfVariables,
         make: Callable[[nn.Module, bool], MeanSquare],
+        *,
         every: int,
         decay: float,
-        process_group: DataParallelGroup,
+        process_group: Any,
         skip: Skip,
     ) -> None:
-        self.name, self.model, self.chart, self.make = name, model, chart, make
+        check_model(name, model)
         check_not_negative(name, decay=decay)
         if decay >= 1:
             raise ValueError(f"{name}: decay is {decay}; it must be at least 0 and below 1.")
         check_count(name, every=every)
-        refuse_sharded(name, model, UNFLATTENED, only_flat=True)
-        refuse_lazy(name, model, named_in_skip(model, skip))
-        self.every, self.decay, self.process_group, self.skip = every, decay, process_group, skip
+        self.name, self.model, self.change, self.make = name, unwrapped(model), change, make
+        self.every, self.decay, self.process_group = every, decay, DataParallelGroup(name, process_group)
+        self.skip = skip if isinstance(skip, str) else tuple(skip)
+        refuse_sharded(name, self.model, UNFLATTENED, only_flat=True)
+        refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
+        # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
+        refuse_private_gradients(name, self.model.parameters())
         self.steps = 0
         self.layers: list[LayerInputs] = []
-        #: By name why other parameters are plain.
-        self.plain: dict[str, str] = {}
-        self.is_found = False
+        #: By name why other parameters take the plain step.
+        self.untreated: dict[str, str] = {}
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
         self._places: list[Any] = []
         #: The layers that move, with their measurements; and in stacks, with R of each stack.
         self._moving: list[Any] = []
         self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments, as the wrapper's repr shows them."""
+        return {name: getattr(self, name) for name in ("decay", "every", "process_group", "skip")}
 
     def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         # Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
@@ -74,8 +106,7 @@ class Watch(Watching):
 
     def _places_of(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Any]:
         parameters = [p for group in groups for p in group]
-        if any(hasattr(parameter, "grad_sample") for parameter in parameters):
-            raise private_gradients(self.name)
+        refuse_private_gradients(self.name, parameters)
         plain = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
         return [[len(group) for group in groups], plain, *addresses(parameters)]
 
@@ -89,26 +120,25 @@ class Watch(Watching):
                 )
         group_of = {id(p): number for number, group in enumerate(groups) for p in group}
         parameters = [p for group in groups for p in group]
-        eligible, self.plain = eligible_layers(self.name, self.model, parameters, self.skip, self.chart.bias_is_plain)
+        eligible, self.untreated = eligible_layers(
+            self.name, self.model, parameters, self.skip, self.change.why_bias_is_plain
+        )
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
-        known = {(layer.name, id(layer.weight)): layer for layer in self.layers}
+        known = {(layer.name, layer.weight, layer.bias is not None, *layer.modules): layer for layer in self.layers}
         layers = []
         for name, modules, with_bias in eligible:
-            old = known.get((name, id(modules[0].get_parameter("weight"))))
-            if old is not None and old.modules == modules and old.with_bias == with_bias:
-                layers.append(old)
-            else:
-                layers.append(LayerInputs(name, modules, with_bias, self.make))
-                layers[-1].step_index = self.steps
+            old = known.get((name, modules[0].get_parameter("weight"), with_bias, *modules))
+            layers.append(old or LayerInputs(name, modules, with_bias, self.make))
+            layers[-1].step_index = self.steps
+            layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
         refuse_shards(self.name, layers, self.process_group)
-        for layer in layers:
-            layer.groups = tuple(group_of[id(p)] for p in layer.parameters)
-        if not layers and not self.is_found and not any(why.startswith(SHARED_MEMORY) for why in self.plain.values()):
-            reasons = "; ".join(f"{path} ({why})" for path, why in list(self.plain.items())[:5])
+        whys = self.untreated.values()
+        if not layers and not self._places and not any(why.startswith(SHARED_MEMORY) for why in whys):
+            reasons = "; ".join(f"{path} ({why})" for path, why in list(self.untreated.items())[:5])
             raise ValueError(
                 f"{self.name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
-        self.layers, self.is_found = layers, True
+        self.layers = layers
 
     def due(self) -> bool:
         """Whether the next step measures."""
@@ -137,8 +167,8 @@ class Watch(Watching):
         first, parameters = layers[0], [p for layer in layers for p in layer.parameters]
         factors: list[Factor] = first.factors or []
         if isinstance(factors[0], Scales):
-            scale = _scale_of(first)
-            start = first.held_scale or scale if self.chart.holds else scale
+            scale = factors[0].divisor
+            start = first.held_scale or scale if self.change.holds else scale
             return None if start == scale == 1 else Stack(parameters, [Scales([1 / start])], shrink=start / scale)
         return Stack(
             parameters,
@@ -146,8 +176,8 @@ class Watch(Watching):
             layout=first.layout,
             layers=len(layers),
             blocks=first.covariance.blocks,
-            moves_weights=self.chart.moves_weights,
-            rescale=self.chart.rescale,
+            moves_weights=self.change.moves_weights,
+            rescale=self.change.rescale,
         )
 
     def _measure(self) -> None:
@@ -180,7 +210,7 @@ class Watch(Watching):
             _agree(seen, self.process_group.group)
         for layer in (each for each in seen if each not in errors):
             try:
-                layer.factors = [*self.chart.factors(layer.covariance)]
+                layer.factors = [*self.change.factors(layer.covariance)]
             except NoRootError as error:
                 errors[layer] = error
         for layer in errors:
@@ -205,22 +235,18 @@ class Watch(Watching):
         return seen
 
     def count_step(self) -> None:
-        if self.chart.holds:
-            self._hold()
+        # The scales that weights now stand in: still the old one where the learning rate is 0.
+        for (layer, *_), stack in self._stacks if self.change.holds else ():
+            if stack is None or stack.shrink == 1 or not stack.has_zero_lr:
+                layer.held_scale = layer.factors[0].divisor if layer.factors else 1.0
         self.steps += 1
         self.arm()
 
-    def _hold(self) -> None:
-        """Remember the scales that weights now stand in: still the old one where the learning rate is 0."""
-        for (layer, *_), stack in self._stacks:
-            if stack is None or stack.shrink == 1 or not stack.has_zero_lr:
-                layer.held_scale = _scale_of(layer)
-
     def metrics(self) -> dict[str, float]:
-        return self.chart.metrics(self.layers)
+        return self.change.metrics(self.layers)
 
     def coverage(self) -> Coverage:
-        return coverage_of(self.model, self.layers, self.plain, self.chart)
+        return coverage_of(self.model, self.layers, self.untreated, self.change.treatment)
 
     def why_inactive(self) -> str:
         return why_inactive(self.layers)
@@ -229,7 +255,7 @@ class Watch(Watching):
         return remembered_by(self.layers)
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        load(self.layers, self.chart, remembered)
+        load(self.layers, self.change.factors, remembered)
         self.arm()
 
     def arm(self) -> None:
@@ -239,17 +265,13 @@ class Watch(Watching):
             layer.armed, layer.step_index = due, self.steps
 
 
-def _scale_of(layer: LayerInputs) -> float:
-    return 1.0 if layer.factors is None else float(layer.factors[0].divisor)
-
-
 def _stacking_key(layer: LayerInputs) -> Any:
     """Return a key, equal for small layers of one shape."""
     covariance, weight = layer.covariance, layer.weight
     is_alone = type(covariance) is MeanSquare or len(covariance.blocks) > 1
     if is_alone or weight.numel() > _SMALL or hasattr(weight, "placements"):
         return id(layer)
-    return type(covariance), layer.with_bias, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
+    return type(covariance), layer.bias is None, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
 
 
 def _add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
