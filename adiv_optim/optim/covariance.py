@@ -6,7 +6,7 @@ None is changed in place: stacks have the old ones, and a checkpoint may have th
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,22 @@ from ..functional.patches import Patches, gram_of
 from ..rows.layers import Layout
 from .roots import LowRank, Whole, inverse_root, joined, low_rank_inverse_root, strips_of, subspace_iteration
 
-#: Sums over some rows, a tensor for each part of the memory that rows are added to.
-Sums = list[Tensor]
 
+class Sums(NamedTuple):
+    """Sums over some rows: a tensor for each part of the memory that rows are added to."""
 
-def added(sums: Sums | None, more: Sums) -> Sums:
-    """Return the totals of two sums, or of one and none, made anew."""
-    return [*more] if sums is None else [a + b for a, b in zip(sums, more, strict=True)]
+    parts: list[Tensor]
+    rows: int
+
+    def plus(self, other: "Sums | None") -> "Sums":
+        """Return the sums over these rows and others, made anew; the same where there are no others."""
+        if other is None:
+            return self
+        return Sums([a + b for a, b in zip(self.parts, other.parts, strict=True)], self.rows + other.rows)
+
+    def is_finite(self) -> Tensor:
+        """Whether the sums hold neither NaN nor inf."""
+        return torch.stack([part.sum() for part in self.parts]).isfinite().all()
 
 
 class MeanSquare:
@@ -47,10 +56,10 @@ class MeanSquare:
 
     def no_sums(self) -> Sums:
         """Return the sums of a process whose batch did not reach the layer."""
-        return [torch.zeros_like(tensor) for tensor in self.memory]
+        return Sums([torch.zeros_like(tensor) for tensor in self.memory], 0)
 
-    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
-        """Yield sums over parts of the input, with the number of rows in each.
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
+        """Yield sums over parts of the input.
 
         Args:
             patches: the rows of the input.
@@ -59,15 +68,11 @@ class MeanSquare:
             step: chooses the rows that count where not all do.
         """
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
-        yield [norms.sum().view(1)], norms[:, 0].numel()
+        yield Sums([norms.sum().view(1)], norms[:, 0].numel())
 
-    def updated(self, sums: Sums, rows: int, decay: float) -> Self:
-        """Let sums of so many rows in, and older ones fade.
-
-        Raises:
-            NoRootError: no eigenvectors within float64.
-        """
-        return self.with_memory(_decayed(self.memory, sums, decay), decay * self.rows + rows)
+    def updated(self, sums: Sums, decay: float) -> Self:
+        """Let further sums in, and older ones fade; a NoRootError where float64 has no eigenvectors."""
+        return self.with_memory(_decayed(self.memory, sums.parts, decay), decay * self.rows + sums.rows)
 
     def with_memory(self, memory: list[Tensor], rows: float) -> Self:
         """Return the same with another memory, of so many rows."""
@@ -117,16 +122,16 @@ class Covariance(MeanSquare):
         shapes = [(self.groups, b - a, size - a) for size in self.sizes for a, b in strips_of(size)]
         return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
 
-    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, step)
         if patches.kernel and self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
             number = len(patches.input) * patches.positions
-            yield self._products_of_lines(patches, dtype, bias_entry, number), number
+            yield Sums(self._products_of_lines(patches, dtype, bias_entry, number), number)
             return
         for rows in (part.unfold() for part in patches.slices(dtype)):
-            yield self._products(rows, bias_entry), rows.shape[1]
+            yield Sums(self._products(rows, bias_entry), rows.shape[1])
 
-    def _products_of_lines(self, patches: Patches, dtype: torch.dtype, bias_entry: int, number: int) -> Sums:
+    def _products_of_lines(self, patches: Patches, dtype: torch.dtype, bias_entry: int, number: int) -> list[Tensor]:
         gram, total = sums_by_lines(patches, dtype)
         if self.with_bias:
             count = gram.new_full((self.groups, 1, 1), number)
@@ -134,7 +139,7 @@ class Covariance(MeanSquare):
             gram = torch.cat([torch.cat([gram, bias_entry * total], -1), bias_entry * last_row], -2)
         return [gram[..., a:b, a:].clone() for a, b in strips_of(*self.sizes)]
 
-    def _products(self, rows: Tensor, bias_entry: int) -> Sums:
+    def _products(self, rows: Tensor, bias_entry: int) -> list[Tensor]:
         strips: list[Tensor] = []
         for block, size in zip(self.blocks, self.sizes, strict=True):
             columns = rows[..., block]
@@ -225,9 +230,9 @@ class LowRankCovariance(Covariance):
 
     def no_sums(self) -> Sums:
         pairs = zip(self._sketches, self.traces(), strict=True)
-        return [torch.zeros_like(tensor) for pair in pairs for tensor in pair]
+        return Sums([torch.zeros_like(tensor) for pair in pairs for tensor in pair], 0)
 
-    def _products(self, rows: Tensor, bias_entry: int) -> Sums:
+    def _products(self, rows: Tensor, bias_entry: int) -> list[Tensor]:
         sums: list[Tensor] = []
         for number, (block, basis) in enumerate(zip(self.blocks, self._bases, strict=True)):
             x, u = rows[..., block], basis.to(rows)
@@ -239,14 +244,14 @@ class LowRankCovariance(Covariance):
             sums += [torch.cat(parts, -2), square]
         return sums
 
-    def updated(self, sums: Sums, rows: int, decay: float) -> Self:
+    def updated(self, sums: Sums, decay: float) -> Self:
         before = [tensor for pair in zip(self._sketches, self.traces(), strict=True) for tensor in pair]
-        sums = _decayed(before, sums, decay)
+        new = _decayed(before, sums.parts, decay)
         memory: list[Tensor] = []
-        for basis, sketch, trace in zip(self._bases, sums[::2], sums[1::2], strict=True):
+        for basis, sketch, trace in zip(self._bases, new[::2], new[1::2], strict=True):
             values, vectors = subspace_iteration(sketch, basis.to(sketch), trace / basis.shape[-2])
             memory += [vectors, vectors * values[..., None, :], trace]
-        return self.with_memory(memory, decay * self.rows + rows)
+        return self.with_memory(memory, decay * self.rows + sums.rows)
 
     def extremes(self) -> Tensor:
         """Return those of the approximation to A: all eigenvalues but the leading ones are their mean."""

@@ -21,7 +21,7 @@ from .._device import refuse_capture, without_autocast
 from .._distributed import local
 from ..rows.layers import Layout
 from ..rows.matrices import patches_of, rows_within
-from .covariance import MeanSquare, Sums, added
+from .covariance import MeanSquare, Sums
 
 #: Hooks by the tokens that stand for them in graphs.
 _tokens = itertools.count()
@@ -86,36 +86,28 @@ class LayerInputs:
 
     def forget(self) -> None:
         """Drop the rows that are to count at the next measurement."""
-        #: Sums over calls that gradients have come to, never changed in place; and how many rows they are of.
-        self.pending: Sums | None = None
-        self.pending_rows = 0
-        #: The same of calls that no backward pass is seen of.
-        self.unwatched: tuple[Sums, int] | None = None
+        #: Sums over calls that no backward pass is seen of, never changed in place.
+        self.unwatched: Sums | None = None
         self.drop()
 
     def drop(self) -> None:
         """Drop the rows whose gradients are cleared now."""
         self.window += 1
-        self.pending, self.pending_rows = None, 0
+        #: Sums over calls that gradients have come to, likewise.
+        self.arrived: Sums | None = None
         #: The backward pass that writes the weight's .grad and has brought some of them last.
         self.last_pass: int | None = None
 
-    def settle(self) -> None:
-        """Join all that counts at this step; nothing where the gradient has been cleared."""
-        if self.weight.grad is None:
-            self.forget()
-        elif self.unwatched is not None:
-            self._join(*self.unwatched)
-            self.unwatched = None
+    def take(self) -> Sums | None:
+        """Return the sums that count at this step, and begin anew; None where the gradient has been cleared."""
+        sums, more = self.arrived, self.unwatched
+        self.forget()
+        return None if self.weight.grad is None else sums if more is None else more.plus(sums)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Weight and bias, if that is treated with it."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
-
-    def finite(self) -> Tensor:
-        """Whether the sums since the last measurement hold neither NaN nor inf."""
-        return torch.stack([block.sum() for block in self.pending or ()]).isfinite().all()
 
     @torch.compiler.disable
     def add(self, module: nn.Module, input: Tensor, output: Any, bias_entry: int = 1) -> None:
@@ -140,25 +132,24 @@ class LayerInputs:
             node = node_of(weight) if nodes else None
             with torch.no_grad(), _torch.outside_transforms():
                 rows = _torch.plain_tensor(local(rows_within(self.name, module, _torch.plain_tensor(input))))
-                sums, count = self._sum(module, rows, bias_entry)
-                if nodes:
-                    call = Call(self, sums, count, node, weight is self.weight)
+                sums = self._sum(module, rows, bias_entry)
+                if nodes and sums is not None:
+                    waiting = WaitingSums(self, sums, node, weight is self.weight)
                     for each in nodes:
-                        each.register_prehook(call)
-                else:
-                    before, number = self.unwatched or (None, 0)
-                    self.unwatched = added(before, sums), number + count
+                        each.register_prehook(waiting)
+                elif sums is not None:
+                    self.unwatched = sums.plus(self.unwatched)
 
-    def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int) -> tuple[Sums, int]:
-        sums, count, dtype = Sums(), 0, _device.wide_dtype(self.weight)  # the model may have been converted
+    def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int) -> Sums | None:
+        """Return the sums over the rows of one call, or None where it has none."""
+        total, dtype = None, _device.wide_dtype(self.weight)  # the model may have been converted
         with without_autocast(rows.device.type):
-            for part, number in self.covariance.sums(patches_of(module, rows), dtype, bias_entry, self.step_index):
-                part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
-                count += number
-                sums = [total.add_(more) for total, more in zip(part, sums, strict=True)] if sums else part
-        return sums, count
+            for sums in self.covariance.sums(patches_of(module, rows), dtype, bias_entry, self.step_index):
+                parts = [part.to(self.weight.device) for part in sums.parts]  # which fully_shard may offload
+                total = Sums(parts, sums.rows).plus(total)
+        return total if total is not None and total.rows else None
 
-    def arrive(self, call: "Call", number: int | None) -> None:
+    def arrive(self, waiting: "WaitingSums", number: int | None) -> None:
         """Count a call that a gradient has come to, but once in a window.
 
         `number` is the backward pass, if it writes the weight's .grad; None of any other.
@@ -168,25 +159,13 @@ class LayerInputs:
                 self.drop()  # others have cleared it since
             self.last_pass = number
         # Products with eigenvectors of before could not be added to those with the present ones.
-        fits = not self.covariance.depends_on_memory or call.covariance is self.covariance
-        if self.armed and call.window != self.window and fits:
-            self._join(call.sums, call.rows)
-        call.window = self.window
-
-    def _join(self, sums: Sums, rows: int) -> None:
-        if rows:
-            self.pending, self.pending_rows = added(self.pending, sums), self.pending_rows + rows
-
-    def has_gradient(self) -> bool:
-        """Whether its weight has a gradient that is not 0; waits for the device."""
-        gradient = self.weight.grad
-        if gradient is None:
-            return False
-        rows = local(gradient)
-        return not rows.numel() or any(_device.read(rows.any()))  # a process without rows cannot tell
+        fits = not self.covariance.depends_on_memory or waiting.covariance is self.covariance
+        if self.armed and waiting.window != self.window and fits:
+            self.arrived = waiting.sums.plus(self.arrived)
+        waiting.window = self.window
 
 
-class Call:
+class WaitingSums:
     """A hook on the graph: one call of a layer, which counts when a backward pass goes by it to the layer's weight.
 
     Its sums wait in the graph, and go with it if no gradient comes. A pass that creates a graph may reach the weight
@@ -194,11 +173,10 @@ class Call:
     gradients that it brings are watched in their turn.
     """
 
-    __slots__ = ("covariance", "is_own", "layer", "node", "outer", "rows", "sums", "window")
+    __slots__ = ("covariance", "is_own", "layer", "node", "outer", "sums", "window")
 
-    def __init__(self, layer: Any, sums: list[Tensor], rows: int, node: Any, is_own: bool) -> None:
-        self.layer, self.covariance = weakref.ref(layer), layer.covariance
-        self.sums, self.rows = sums, rows
+    def __init__(self, layer: Any, sums: Sums, node: Any, is_own: bool) -> None:
+        self.layer, self.covariance, self.sums = weakref.ref(layer), layer.covariance, sums
         #: The weight's node in the graph, and whether that writes to .grad of the optimizer's parameter.
         self.node, self.is_own = node, is_own
         #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
@@ -218,7 +196,7 @@ class Call:
             layer.arrive(self, number if self.is_own and how == "backward" else None)
         if not _torch.keeps_graph():
             # Nothing else can come, though the nodes may live on with a loss.
-            self.sums, self.rows, self.covariance = [], 0, None
+            self.sums, self.covariance = Sums([], 0), None
         return tuple(map(self._watched, gradients)) if with_graph else None
 
     def _watched(self, gradient: Tensor | None) -> Tensor | None:

@@ -11,7 +11,7 @@ from .._checks import check_count, check_not_negative, warn
 from .._distributed import DataParallelGroup, Group, add_up, addresses
 from ..rows.coverage import Coverage
 from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
-from .covariance import MeanSquare
+from .covariance import MeanSquare, Sums
 from .eligible_layers import eligible_layers, refuse_private_gradients, refuse_shards
 from .layer_inputs import LayerInputs
 from .mapped import Watching
@@ -185,7 +185,7 @@ class Watch(Watching):
         before = [(vars(layer), dict(vars(layer))) for layer in self.layers]
         is_told = any(layer.failures for layer in self.layers)
         try:
-            errors = self._measure_pending()
+            errors = self._measure_arrived()
         except BaseException:
             for attributes, old in before:
                 attributes.update(old)
@@ -197,15 +197,25 @@ class Watch(Watching):
                 "failures are counted in coverage() and metrics() without a word; a greater damping may help."
             )
 
-    def _measure_pending(self) -> dict[LayerInputs, NoRootError]:
+    def _measure_arrived(self) -> dict[LayerInputs, NoRootError]:
         """Return why layers that were seen have no new factors."""
-        seen, errors = self._seen(), dict[LayerInputs, NoRootError]()
-        for layer in seen:
+        arrived = [layer.take() for layer in self.layers]
+        if self.process_group.several and self.layers:
+            arrived = _add_up_sums(self.layers, arrived, self.process_group.group)
+        for layer, sums in zip(self.layers, arrived, strict=True):
+            layer.missed = 0 if sums is not None or layer.weight.grad is None else layer.missed + 1
+        pairs = [(layer, sums) for layer, sums in zip(self.layers, arrived, strict=True) if sums is not None]
+        seen, errors = list[LayerInputs](), dict[LayerInputs, NoRootError]()
+        is_finite = _device.read(*(sums.is_finite() for _, sums in pairs))
+        for (layer, sums), finite in zip(pairs, is_finite, strict=True):
+            if not finite:
+                layer.spoiled += 1
+                continue
+            seen.append(layer)
             try:
-                layer.covariance = layer.covariance.updated(layer.pending or [], layer.pending_rows, self.decay)
+                layer.covariance = layer.covariance.updated(sums, self.decay)
             except NoRootError as error:
                 errors[layer] = error
-            layer.forget()
         if self.process_group.several:
             _agree(seen, self.process_group.group)
         for layer in (each for each in seen if each not in errors):
@@ -216,23 +226,6 @@ class Watch(Watching):
         for layer in errors:
             layer.failures += 1
         return errors
-
-    def _seen(self) -> list[LayerInputs]:
-        """Return the layers that have read rows which count, on any process, with finite sums over them."""
-        for layer in self.layers:
-            layer.settle()
-        if self.process_group.several and self.layers:
-            _add_up_rows(self.layers, self.process_group.group)
-        for layer in self.layers:
-            layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
-        with_rows, seen = [layer for layer in self.layers if layer.pending_rows], []
-        for layer, is_finite in zip(with_rows, _device.read(*(layer.finite() for layer in with_rows)), strict=True):
-            if is_finite:
-                seen.append(layer)
-            else:
-                layer.spoiled += 1
-                layer.forget()
-        return seen
 
     def count_step(self) -> None:
         # The scales that weights now stand in: still the old one where the learning rate is 0.
@@ -274,18 +267,14 @@ def _stacking_key(layer: LayerInputs) -> Any:
     return type(covariance), layer.bias is None, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
 
 
-def _add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
-    """Add up pending sums over processes, for all layers that any of them has seen, so that all take part."""
-    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
+def _add_up_sums(layers: Sequence[LayerInputs], sums: Sequence[Sums | None], group: Group) -> list[Sums | None]:
+    """Add sums up over processes, of all layers that any of them has seen, so that all take part."""
+    every = [layer.covariance.no_sums().plus(own) for layer, own in zip(layers, sums, strict=True)]
+    counts = torch.tensor([each.rows for each in every], device=layers[0].weight.device)
     add_up([counts], group)
-    blocks: list[Tensor] = []
-    for layer, rows in zip(layers, counts.tolist(), strict=True):
-        if rows:
-            layer.pending_rows = rows
-            sums = layer.covariance.no_sums() if layer.pending is None else layer.pending
-            layer.pending = [tensor.clone() for tensor in sums]  # the old ones, where this is cut short
-            blocks += layer.pending
-    add_up(blocks, group)
+    totals = [Sums(each.parts, rows) if rows else None for each, rows in zip(every, counts.tolist(), strict=True)]
+    add_up([part for each in totals if each is not None for part in each.parts], group)
+    return totals
 
 
 def _agree(layers: Sequence[LayerInputs], group: Group) -> None:
