@@ -16,7 +16,7 @@ _DECLARE = "; a method input_rows(input) on that class makes them known"
 
 
 def eligible_layers(
-    where: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, bias_is_plain: str
+    where: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, why_bias_is_plain: str
 ) -> tuple[list[tuple[str, list[nn.Module], bool]], dict[str, str]]:
     """Find the layers whose weights the optimizer holds and multiply rows that are known.
 
@@ -25,7 +25,7 @@ def eligible_layers(
         model: the model.
         parameters: those of the optimizer.
         skip: modules to leave alone.
-        bias_is_plain: why no bias is treated with its weight, or "".
+        why_bias_is_plain: why no bias is treated with its weight, or "".
 
     Returns:
         For each layer the weight's name, the modules that share it, and whether the bias goes with it; and by name why
@@ -34,8 +34,6 @@ def eligible_layers(
     skipped = named_in_skip(model, skip, may_be_missing=True)
     refuse_lazy(where, model, skipped)
     of_optimizer = {*map(id, parameters)}
-    by_fsdp = (module for module in model.modules() if hasattr(module, "_get_fsdp_state"))
-    managed, without_call = {part for module in by_fsdp for part in module.modules()}, bypassed(model)
     users: dict[int, list[nn.Module]] = {}
     named: dict[int, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
@@ -43,33 +41,27 @@ def eligible_layers(
             if id(parameter) in of_optimizer:
                 users.setdefault(id(parameter), []).append(module)
                 named.setdefault(id(parameter), (name, parameter))
-    twice = overlaps(dict(named.values()))
+    twice, uncalled = overlaps(dict(named.values())), bypassed(model)
+    by_fsdp = {part for each in model.modules() if hasattr(each, "_get_fsdp_state") for part in each.modules()}
     layers: list[tuple[str, list[nn.Module], bool]] = []
-    together: set[int] = set()
-    plain: dict[int, str] = {}
-    plain_biases: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    of_biases: dict[int, str] = {}  # "" where they are treated
     for key, modules in users.items():
         name, parameter = named[key]
         why = NAMED if not skipped.isdisjoint(modules) else ""
-        why = why or next((without_call[module] for module in modules if module in without_call), "")
+        why = why or next((uncalled[module] for module in modules if module in uncalled), "")
         why = why or twice.get(key, "") or _why_no_rows(name, parameter, modules)
-        if hasattr(parameter, "placements") and managed.isdisjoint(modules):
+        if hasattr(parameter, "placements") and by_fsdp.isdisjoint(modules):
             why = why or "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
+        reasons[key] = why
         if why:
-            plain[key] = why
             continue
         bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
         with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
-        with_bias = with_bias and id(bias) not in twice
-        if with_bias and bias_is_plain:
-            plain_biases[id(bias)], with_bias = bias_is_plain, False
-        if parameter.numel() or with_bias:
-            layers.append((name, modules, with_bias))
-            together |= {key, id(bias)} if with_bias else {key}
-        else:
-            plain[key] = "without entries"
-    plain = {key: why for key, why in (plain | plain_biases).items() if key not in together}
-    return layers, {named[key][0]: why for key, why in plain.items()}
+        if with_bias and id(bias) not in twice:
+            of_biases[id(bias)] = why_bias_is_plain
+        layers.append((name, modules, of_biases.get(id(bias)) == ""))
+    return layers, {named[key][0]: why for key, why in (reasons | of_biases).items() if why}
 
 
 def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -> str:
@@ -78,10 +70,9 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
         why, declares_rows = why_unknown_rows(module), callable(getattr(module, "input_rows", None))
         if plain_type(module) is parametrize.ParametrizationList:
             return "parametrized"
-        if why and "forward" in module.__dict__:
-            return why
-        if why and not declares_rows:
-            return why + _DECLARE * (module._parameters.get("weight") is not None and not is_torchs(type(module)))
+        if why and ("forward" in module.__dict__ or not declares_rows):
+            is_anothers = module._parameters.get("weight") is not None and not is_torchs(type(module))
+            return why + _DECLARE * (is_anothers and "forward" not in module.__dict__)
         if parametrize.is_parametrized(module):
             return "parametrized"
         if module._parameters.get("weight") is not parameter and parameter.requires_grad:
@@ -89,7 +80,7 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
             return "a bias without its weight" if bias else "not a weight that the layer uses as it is"
     if not parameter.requires_grad:
         return "frozen"
-    return "complex" if parameter.is_complex() else ""
+    return "complex" if parameter.is_complex() else "" if parameter.numel() else "without entries"
 
 
 def refuse_shards(where: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:

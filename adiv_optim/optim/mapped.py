@@ -12,7 +12,7 @@ from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.coverage import Coverage
 from .layer_inputs import LayerInputs
-from .memory import Memory
+from .memory import SavedEntries
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .step import Stack, take_step
@@ -216,26 +216,26 @@ class Mapped(OptimizerWrapper):
         """Return the last measurements as flat numbers, for any logger, with the treated shares in [0, 1]."""
         return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
 
-    def _memory(self, watch: Watching) -> Memory:
+    def _entries(self, watch: Watching) -> SavedEntries:
         settings = {name: self._settings[name] or 0 for name in self.shaping}
-        return Memory(type(self).__name__, self.prefix, settings, watch, self.inner)
+        return SavedEntries(type(self).__name__, self.prefix, settings, watch, self.inner)
 
     def _saved_state(self) -> dict[Any, Any]:
         saved = super()._saved_state()
-        return saved if self.watch is None else self._memory(self.watch).beside(saved)
+        return saved if self.watch is None else self._entries(self.watch).beside(saved)
 
     def _state_dict(self) -> dict[str, Any]:
         plain = super()._state_dict()
-        return plain if self.watch is None else self._memory(self.watch).added_to(plain)
+        return plain if self.watch is None else self._entries(self.watch).added_to(plain)
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.watch is None:
             super()._load_state_dict(state_dict)
             return
-        memory = self._memory(self.watch)
-        loaded, rest = memory.taken_from(state_dict)
+        entries = self._entries(self.watch)
+        loaded, rest = entries.taken_from(state_dict)
         super()._load_state_dict(rest)
-        memory.load(loaded, rest)
+        entries.load(loaded, rest)
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:

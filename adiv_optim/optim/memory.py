@@ -36,7 +36,7 @@ def remembered_by(layers: Sequence[LayerInputs]) -> dict[Tensor, dict[str, Any]]
     return every
 
 
-class Memory(NamedTuple):
+class SavedEntries(NamedTuple):
     """The entries of a wrapper in a state dict, beside the state of the optimizer inside.
 
     Args:
@@ -58,23 +58,27 @@ class Memory(NamedTuple):
         every = {"steps": self.watch.steps, **self.settings, **entries}
         return {self.prefix + name: value for name, value in every.items()}
 
-    def shown(self) -> dict[Tensor, dict[str, Any]]:
-        """Return the entries beside the state that the optimizer keeps of each parameter.
+    def shown_and_waiting(self) -> tuple[dict[Tensor, dict[str, Any]], dict[Tensor, dict[str, Any]]]:
+        """Return the entries beside the state that the optimizer keeps of each parameter, and those of others.
 
-        Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
+        Where that has none yet, a bare optimizer, which may load this, would take them for a state of its own.
         One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
         """
         remembered, every = self.watch.remembered(), [p for group in self.inner.param_groups for p in group["params"]]
         if not remembered:
-            return {}
+            return {}, {}
         with_state = [p for p in every if self.inner.state.get(p)]
-        shown = with_state if with_state or not self.watch.steps else every
-        return {p: self.named(remembered.get(p, {})) for p in shown}
+        shown = {
+            p: self.named(remembered.get(p, {})) for p in (with_state if with_state or not self.watch.steps else every)
+        }
+        # Of layers that have seen rows, and of weights that have scales.
+        seen = {p: entries for p, entries in remembered.items() if self.watch.steps and entries.get("rows", 1)}
+        return shown, {p: self.named(entries) for p, entries in seen.items() if p not in shown}
 
     def beside(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return a state by parameter with the entries in it."""
         every = defaultdict(dict, state)
-        for parameter, entries in self.shown().items():
+        for parameter, entries in self.shown_and_waiting()[0].items():
             every[parameter] = {**every[parameter], **entries}
         return every
 
@@ -85,15 +89,10 @@ class Memory(NamedTuple):
 
     def added_to(self, plain: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state dict of the optimizer inside with the entries in it."""
-        shown, keys = self.shown(), dict(self.keys(plain))
-        more = {keys[p]: {**plain["state"].get(keys[p], {}), **entries} for p, entries in shown.items()}
-        whole = {**plain, "state": {**plain["state"], **more}} if more else dict(plain)
-        if not self.watch.steps:
-            return whole
-        # Of layers that have seen rows, and of weights that have scales.
-        seen = {p: entries for p, entries in self.watch.remembered().items() if entries.get("rows", 1)}
-        waiting = {keys[p]: self.named(entries) for p, entries in seen.items() if p in keys and p not in shown}
-        return whole | ({WAITING: waiting} if waiting else {})
+        (shown, waiting), keys, state = self.shown_and_waiting(), dict(self.keys(plain)), plain["state"]
+        state = {**state, **{keys[p]: {**state.get(keys[p], {}), **entries} for p, entries in shown.items()}}
+        later = {keys[p]: entries for p, entries in waiting.items() if p in keys}
+        return {**plain, "state": state} | ({WAITING: later} if later else {})
 
     def taken_from(self, state_dict: Mapping[str, Any]) -> tuple[dict[Tensor, dict[str, Any]], dict[str, Any]]:
         """Return the entries in a state dict by parameter, and the state dict without them; changes nothing.
