@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import _device
-from .._distributed import addresses, why_not_one_cut
+from .._device import addresses
+from .._distributed import why_not_one_cut
 from ..optim.mapped import Mapped, Watching
 from ..optim.parameters import check_model, unwrapped
 from ..optim.roots import Scales

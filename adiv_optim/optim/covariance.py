@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _device
-from .._distributed import local
+from .._device import local
 from ..functional.lines import lines_pay, sums_by_lines
 from ..functional.patches import Patches, gram_of
 from ..rows.layers import Layout

@@ -1,15 +1,12 @@
-"""Which weights multiply rows that are known and have a part here that can be mapped."""
+"""Which weights multiply rows that are known."""
 
 from collections.abc import Iterable
-from typing import Any
 
-from torch import distributed, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
-from .._distributed import DataParallelGroup, cut_of, why_not_one_cut
-from ..rows.layers import Layout, is_torchs, plain_type, why_unknown_rows
+from ..rows.layers import is_torchs, plain_type, why_unknown_rows
 from ..rows.models import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
-from .layer_inputs import LayerInputs
 
 #: The way to make the rows of a layer of any class known.
 _DECLARE = "; a method input_rows(input) on that class makes them known"
@@ -31,9 +28,10 @@ def eligible_layers(
         For each layer the weight's name, the modules that share it, and whether the bias goes with it; and by name why
         other parameters of the optimizer take the plain step.
     """
+    of_optimizer = {id(parameter): parameter for parameter in parameters}
+    refuse_private_gradients(where, of_optimizer.values())
     skipped = named_in_skip(model, skip, may_be_missing=True)
     refuse_lazy(where, model, skipped)
-    of_optimizer = {*map(id, parameters)}
     users: dict[int, list[nn.Module]] = {}
     named: dict[int, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
@@ -81,33 +79,6 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     if not parameter.requires_grad:
         return "frozen"
     return "complex" if parameter.is_complex() else "" if parameter.numel() else "without entries"
-
-
-def refuse_shards(where: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:
-    """Raise a ValueError if parts of a layer are not whole rows, or stand on processes whose rows do not count.
-
-    A map of columns takes whole rows, all of an output's weights, and which of them is no matter. With groups, or a
-    column for each output, pieces along dimension 0 are no such rows.
-    """
-    for layer in layers:
-        mesh: Any = getattr(layer.weight, "device_mesh", None)
-        placed = [getattr(parameter, "placements", "a whole") for parameter in layer.parameters]
-        cut, plain = cut_of(layer.weight), layer.layout == Layout(transposed=False, groups=1)
-        if any(map(why_not_one_cut, layer.parameters)) or placed[0] != placed[-1] or (cut and (cut.dim or not plain)):
-            raise ValueError(
-                f"{where}: {layer.name!r} of a {plain_type(layer.modules[0]).__name__} is sharded as "
-                f"{' with its bias as '.join(map(str, placed))}, which is no whole rows of outputs that read one "
-                "input; cut both along dimension 0 by fully_shard alone, which is its default, or name this layer in "
-                "skip, as one must with groups of a convolution or a column for each output."
-            )
-        if mesh is None:
-            continue
-        counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
-        if missing := sorted({*mesh.mesh.flatten().tolist()}.difference(counted)):
-            raise ValueError(
-                f"{where}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
-                "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
-            )
 
 
 def refuse_private_gradients(name: str, parameters: Iterable[nn.Parameter]) -> None:

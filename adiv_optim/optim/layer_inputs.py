@@ -17,8 +17,7 @@ from torch import Tensor, library, nn
 from torch.fx.node import has_side_effect
 
 from .. import _device, _torch
-from .._device import refuse_capture, without_autocast
-from .._distributed import local
+from .._device import local, refuse_capture, without_autocast
 from ..rows.layers import Layout
 from ..rows.matrices import patches_of, rows_within
 from .covariance import MeanSquare, Sums

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .. import _device
 from .._checks import check_like, warn
-from .._distributed import local
+from .._device import local
 from ..rows.coverage import UNCALLED, Coverage, uncalled_words
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs

@@ -222,7 +222,8 @@ def _add_up_norms(stacks: Sequence[Stack]) -> None:
     """Add up the norms, by their squares, of weights of which each process holds some rows."""
     of_shards = [each for each in stacks if each.norms is not None and hasattr(each.parameters[0], "placements")]
     squares = [each.norms.to(_device.widest_dtype(each.norms.device)).square() for each in of_shards]
-    add_up_shards(zip((each.parameters[0] for each in of_shards), squares, strict=True))
+    if of_shards:
+        add_up_shards(zip((each.parameters[0] for each in of_shards), squares, strict=True))
     for each, total in zip(of_shards, squares, strict=True):
         each.norms = total.sqrt().to(each.norms)
 

@@ -3,20 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, distributed, nn
 
 from .. import _device
 from .._checks import check_count, check_not_negative, warn
-from .._distributed import DataParallelGroup, Group, add_up, addresses
+from .._device import addresses
+from .._distributed import DataParallelGroup
 from ..rows.coverage import Coverage
 from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
-from .covariance import MeanSquare, Sums
-from .eligible_layers import eligible_layers, refuse_private_gradients, refuse_shards
+from .covariance import MeanSquare
+from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
 from .mapped import Watching
 from .memory import coverage_of, load, remembered_by, why_inactive
 from .parameters import check_model, unwrapped
+from .processes import add_up_sums, agree, refuse_shards
 from .roots import Factor, NoRootError, Scales, stacked
 from .step import Rescale, Stack
 
@@ -106,9 +107,9 @@ class Watch(Watching):
 
     def _places_of(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Any]:
         parameters = [p for group in groups for p in group]
-        refuse_private_gradients(self.name, parameters)
+        private = [hasattr(parameter, "grad_sample") for parameter in parameters]
         plain = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
-        return [[len(group) for group in groups], plain, *addresses(parameters)]
+        return [[len(group) for group in groups], private, plain, *addresses(parameters)]
 
     def _find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         for layer in self.layers:
@@ -200,8 +201,9 @@ class Watch(Watching):
     def _measure_arrived(self) -> dict[LayerInputs, NoRootError]:
         """Return why layers that were seen have no new factors."""
         arrived = [layer.take() for layer in self.layers]
-        if self.process_group.several and self.layers:
-            arrived = _add_up_sums(self.layers, arrived, self.process_group.group)
+        several = bool(self.layers) and distributed.is_available() and distributed.is_initialized()
+        if several:
+            arrived = add_up_sums(self.layers, arrived, self.process_group.group)
         for layer, sums in zip(self.layers, arrived, strict=True):
             layer.missed = 0 if sums is not None or layer.weight.grad is None else layer.missed + 1
         pairs = [(layer, sums) for layer, sums in zip(self.layers, arrived, strict=True) if sums is not None]
@@ -216,8 +218,8 @@ class Watch(Watching):
                 layer.covariance = layer.covariance.updated(sums, self.decay)
             except NoRootError as error:
                 errors[layer] = error
-        if self.process_group.several:
-            _agree(seen, self.process_group.group)
+        if several:
+            agree(seen, self.process_group.group)
         for layer in (each for each in seen if each not in errors):
             try:
                 layer.factors = [*self.change.factors(layer.covariance)]
@@ -265,27 +267,3 @@ def _stacking_key(layer: LayerInputs) -> Any:
     if is_alone or weight.numel() > _SMALL or hasattr(weight, "placements"):
         return id(layer)
     return type(covariance), layer.bias is None, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
-
-
-def _add_up_sums(layers: Sequence[LayerInputs], sums: Sequence[Sums | None], group: Group) -> list[Sums | None]:
-    """Add sums up over processes, of all layers that any of them has seen, so that all take part."""
-    every = [layer.covariance.no_sums().plus(own) for layer, own in zip(layers, sums, strict=True)]
-    counts = torch.tensor([each.rows for each in every], device=layers[0].weight.device)
-    add_up([counts], group)
-    totals = [Sums(each.parts, rows) if rows else None for each, rows in zip(every, counts.tolist(), strict=True)]
-    add_up([part for each in totals if each is not None for part in each.parts], group)
-    return totals
-
-
-def _agree(layers: Sequence[LayerInputs], group: Group) -> None:
-    """Let all processes have the eigenvectors of the first.
-
-    Others may differ by a sign, or by rounding that nearly equal eigenvalues make large, and the products with them of
-    different processes could not be added up.
-    """
-    is_first = distributed.get_rank(group) == 0
-    of_low_rank = [layer for layer in layers if layer.covariance.depends_on_memory]
-    for layer in of_low_rank:  # made anew, not in place: stacks hold the old ones
-        memory = [t.clone() if is_first else torch.zeros_like(t) for t in layer.covariance.memory]
-        layer.covariance = layer.covariance.with_memory(memory, layer.covariance.rows)
-    add_up([tensor for layer in of_low_rank for tensor in layer.covariance.memory], group)
