@@ -4,9 +4,10 @@ from .chained import ChainedOptimizer
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
 from .mapped import Mapped, Watching
+from .measured_layers import ChangeOfVariables
 from .preconditioned import Preconditioned
 from .step import Stack, take_step
-from .watch import ChangeOfVariables, Watch
+from .watch import Watch
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 

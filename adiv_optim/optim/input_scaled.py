@@ -14,8 +14,9 @@ from .by_inputs import PREFIX, count_rows
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
+from .measured_layers import ChangeOfVariables
 from .roots import Scales
-from .watch import ChangeOfVariables, Watch
+from .watch import Watch
 
 
 def scales(covariance: MeanSquare, floor: float) -> list[Scales]:

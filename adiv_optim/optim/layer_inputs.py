@@ -8,7 +8,7 @@ if the weight has a gradient at the step.
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -34,13 +34,11 @@ class LayerInputs:
         name: the weight's name, for messages and checkpoints.
         modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
         with_bias: whether the bias is treated with the weight.
-        make: (layer, with_bias) → the covariance of its inputs, before the first row.
+        covariance: of its inputs, before the first row.
     """
 
-    def __init__(
-        self, name: str, modules: list[nn.Module], with_bias: bool, make: Callable[[nn.Module, bool], MeanSquare]
-    ) -> None:
-        self.name, self.modules, self.make = name, modules, make
+    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, covariance: MeanSquare) -> None:
+        self.name, self.modules, self.covariance = name, modules, covariance
         #: The optimizer's parameters: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
@@ -57,7 +55,6 @@ class LayerInputs:
         self.held_scale = 0.0
         #: Changes whenever arrived sums are dropped: a call counts once in each.
         self.window = 0
-        self.covariance = make(modules[0], with_bias)
         #: R, block by block; None before the first measurement.
         self.factors: list[Any] | None = None
         self.forget()

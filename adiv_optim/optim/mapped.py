@@ -12,9 +12,9 @@ from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.coverage import Coverage
 from .layer_inputs import LayerInputs
-from .memory import SavedEntries
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
+from .saved_entries import SavedEntries
 from .step import Stack, take_step
 from .wrapper import OURS, OptimizerWrapper
 

@@ -14,8 +14,9 @@ from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
 from .covariance import Covariance
 from .mapped import Mapped
+from .measured_layers import ChangeOfVariables
 from .roots import Factor, NoRootError, Whole
-from .watch import ChangeOfVariables, Watch
+from .watch import Watch
 
 
 def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:

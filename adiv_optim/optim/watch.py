@@ -1,7 +1,7 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and the stacks for a step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, distributed, nn
 
@@ -9,17 +9,15 @@ from .. import _device
 from .._checks import check_count, check_not_negative, warn
 from .._device import addresses
 from .._distributed import DataParallelGroup
-from ..rows.coverage import Coverage
 from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
-from .mapped import Watching
-from .memory import coverage_of, load, remembered_by, why_inactive
+from .measured_layers import ChangeOfVariables, MeasuredLayers
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
 from .roots import Factor, NoRootError, Scales, stacked
-from .step import Rescale, Stack
+from .step import Stack
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
@@ -27,29 +25,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 _SMALL = 2**12
 
 
-class ChangeOfVariables(NamedTuple):
-    """The variables that an optimizer steps in, by functions without a memory.
-
-    Args:
-        factors: covariance → R, block by block, or a NoRootError.
-        treatment: (covariance, R or None) → in words, how a layer is treated.
-        metrics: layers → numbers for a logger.
-        rescale: (norms of steps, their norms mapped back) → the factors of the steps; None is 1.
-        moves_weights: whether weights are mapped too, or gradients alone.
-        why_bias_is_plain: why a bias is not treated with its weight, or "" if it is.
-        holds: whether W' and not W is kept where R, a number, is measured anew.
-    """
-
-    factors: Callable[[Any], Sequence[Factor]]
-    treatment: Callable[[Any, Any], str]
-    metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
-    rescale: Rescale | None = None
-    moves_weights: bool = True
-    why_bias_is_plain: str = ""
-    holds: bool = False
-
-
-class Watch(Watching):
+class Watch(MeasuredLayers):
     """The layers of a model whose inputs are measured, and their stacks; it knows no optimizer.
 
     Args:
@@ -85,9 +61,7 @@ class Watch(Watching):
         # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
         refuse_private_gradients(name, self.model.parameters())
         self.steps = 0
-        self.layers: list[LayerInputs] = []
-        #: By name why other parameters take the plain step.
-        self.untreated: dict[str, str] = {}
+        self.layers, self.untreated = [], {}
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
         self._places: list[Any] = []
         #: The layers that move, with their measurements; and in stacks, with R of each stack.
@@ -129,7 +103,7 @@ class Watch(Watching):
         layers = []
         for name, modules, with_bias in eligible:
             old = known.get((name, modules[0].get_parameter("weight"), with_bias, *modules))
-            layers.append(old or LayerInputs(name, modules, with_bias, self.make))
+            layers.append(old or LayerInputs(name, modules, with_bias, self.make(modules[0], with_bias)))
             layers[-1].step_index = self.steps
             layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
         refuse_shards(self.name, layers, self.process_group)
@@ -141,7 +115,7 @@ class Watch(Watching):
             )
         self.layers = layers
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether the next step measures."""
         # While the average settles it is measured at every power of two; then once in each round of `every` steps, at
         # a place that no period of the training keeps to, as of a critic with real and generated samples in turns.
@@ -151,7 +125,7 @@ class Watch(Watching):
         return place == int(self.every * (number * number * _GOLDEN % 1))
 
     def stacks(self) -> list[Stack]:
-        if self.due():
+        if self.is_due():
             self._measure()
         with_factors = [layer for layer in self.layers if layer.factors is not None]
         layers = [layer for layer in with_factors if all(p.grad is not None for p in layer.parameters)]
@@ -235,27 +209,15 @@ class Watch(Watching):
             if stack is None or stack.shrink == 1 or not stack.has_zero_lr:
                 layer.held_scale = layer.factors[0].divisor if layer.factors else 1.0
         self.steps += 1
-        self.arm()
-
-    def metrics(self) -> dict[str, float]:
-        return self.change.metrics(self.layers)
-
-    def coverage(self) -> Coverage:
-        return coverage_of(self.model, self.layers, self.untreated, self.change.treatment)
-
-    def why_inactive(self) -> str:
-        return why_inactive(self.layers)
-
-    def remembered(self) -> dict[Tensor, dict[str, Any]]:
-        return remembered_by(self.layers)
+        self._arm()
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        load(self.layers, self.change.factors, remembered)
-        self.arm()
+        super().load(remembered)
+        self._arm()
 
-    def arm(self) -> None:
+    def _arm(self) -> None:
         """Let forward passes gather if the next step measures."""
-        due = self.due()
+        due = self.is_due()
         for layer in self.layers:
             layer.armed, layer.step_index = due, self.steps
 

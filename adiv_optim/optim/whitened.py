@@ -13,8 +13,9 @@ from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
 from .covariance import Covariance
 from .mapped import Mapped
+from .measured_layers import ChangeOfVariables
 from .roots import Factor
-from .watch import ChangeOfVariables, Watch
+from .watch import Watch
 
 
 def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[Factor]:
