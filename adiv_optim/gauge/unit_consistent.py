@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 from .. import _device
 from .._device import addresses
 from .._distributed import why_not_one_cut
-from ..optim.mapped import Mapped, Watching
+from ..optim.mapped import Mapped
 from ..optim.parameters import check_model, unwrapped
 from ..optim.roots import Scales
 from ..optim.step import Stack
+from ..optim.watching import Watching
 from ..optim.wrapper import OURS
 from ..rows.coverage import Coverage
 from ..rows.models import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
@@ -38,7 +39,7 @@ class ChannelScales(Watching):
         self._log_scales: Tensor | None = None
         self._factors: dict[str, Factors] = {}
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         # Which parameters the optimizer holds is no matter; which of them share memory is.
         if (now := addresses(self.parameters.values())) != self._addresses:
             self._addresses, self._overlaps = now, overlaps(self.parameters)

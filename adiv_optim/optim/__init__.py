@@ -3,11 +3,11 @@
 from .chained import ChainedOptimizer
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
-from .mapped import Mapped, Watching
-from .measured_layers import ChangeOfVariables
+from .mapped import Mapped
 from .preconditioned import Preconditioned
 from .step import Stack, take_step
 from .watch import Watch
+from .watching import ChangeOfVariables, Watching
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 

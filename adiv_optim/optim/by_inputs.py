@@ -9,7 +9,7 @@ from .. import _device
 from .covariance import Covariance, LowRankCovariance
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
-from .roots import Factor
+from .roots import RightFactor
 from .wrapper import OURS
 
 #: How the names begin of the entries of such a wrapper in a state dict.
@@ -65,7 +65,7 @@ def covariance_of(
     return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
 
 
-def treatment(covariance: Covariance, factors: Sequence[Factor] | None, verb: str) -> str:
+def treatment(covariance: Covariance, factors: Sequence[RightFactor] | None, verb: str) -> str:
     """Say how many columns are told apart."""
     return f"{verb if factors else 'nothing measured yet'}, {covariance}"
 
@@ -80,7 +80,7 @@ def covariance_metrics(layers: Sequence[LayerInputs], damping: float) -> dict[st
     numbers: dict[str, float] = {"layers_measured": len(measured), "failed_factorisations": failures}
     for layer in measured:
         covariance: Any = layer.covariance
-        level = _device.to_float64(covariance.level())
+        level = _device.to_float64(covariance.mean_square())
         low, high = (_device.to_float64(ends) for ends in covariance.extremes())
         ridge = _device.to_float64(covariance.ridge(damping))
         numbers[f"{layer.name}/input_rms"] = level.mean().sqrt().item()

@@ -20,7 +20,7 @@ from .roots import LowRank, Whole, inverse_root, joined, low_rank_inverse_root, 
 
 
 class Sums(NamedTuple):
-    """Sums over some rows: a tensor for each part of the memory that rows are added to."""
+    """Sums over some rows: a tensor for each part of the statistics that rows are added to."""
 
     parts: list[Tensor]
     rows: int
@@ -39,8 +39,8 @@ class Sums(NamedTuple):
 class MeanSquare:
     """The mean square of the entries that a layer reads; the bias has no place in it."""
 
-    #: Whether sums are products with the memory, and belong to no other.
-    depends_on_memory = False
+    #: Whether sums are products with the statistics, and belong to no other.
+    depends_on_statistics = False
     #: The inputs, block by block, that a factor multiplies.
     blocks: Sequence[slice] = (slice(None),)
 
@@ -48,15 +48,15 @@ class MeanSquare:
         weight, layout = local(module.get_parameter("weight")), Layout.of(module)
         self.groups, self.features = layout.groups, layout.features(weight)
         #: Sums with fading weights, and the number of their rows, which fades likewise.
-        self.memory, self.rows = self._zeros(weight.device, _device.wide_dtype(weight)), 0.0
+        self.statistics, self.rows = self._zeros(weight.device, _device.wide_dtype(weight)), 0.0
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """Return the memory before the first row."""
+        """Return the statistics before the first row."""
         return [torch.zeros(1, dtype=dtype, device=device)]
 
     def no_sums(self) -> Sums:
         """Return the sums of a process whose batch did not reach the layer."""
-        return Sums([torch.zeros_like(tensor) for tensor in self.memory], 0)
+        return Sums([torch.zeros_like(tensor) for tensor in self.statistics], 0)
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
         """Yield sums over parts of the input.
@@ -72,24 +72,24 @@ class MeanSquare:
 
     def updated(self, sums: Sums, decay: float) -> Self:
         """Let further sums in, and older ones fade; a NoRootError where float64 has no eigenvectors."""
-        return self.with_memory(_decayed(self.memory, sums.parts, decay), decay * self.rows + sums.rows)
+        return self.with_statistics(_decayed(self.statistics, sums.parts, decay), decay * self.rows + sums.rows)
 
-    def with_memory(self, memory: list[Tensor], rows: float) -> Self:
-        """Return the same with another memory, of so many rows."""
+    def with_statistics(self, statistics: list[Tensor], rows: float) -> Self:
+        """Return the same with another statistics, of so many rows."""
         other = copy.copy(self)
-        other.memory, other.rows = memory, rows
+        other.statistics, other.rows = statistics, rows
         return other
 
-    def level(self) -> Tensor:
+    def mean_square(self) -> Tensor:
         """Return the mean square of an entry, (1,)."""
-        return self.memory[0] / (self.rows * self.groups * self.features)
+        return self.statistics[0] / (self.rows * self.groups * self.features)
 
 
 class Covariance(MeanSquare):
     r"""A, the mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
     x~ = (x, 1) where the bias is treated with the weight. Of wide layers diagonal blocks of A alone; of each block,
-    which is symmetric, strips of rows from the diagonal on: little more than half of the products and of the memory.
+    which is symmetric, strips of rows from the diagonal on: little more than half of the products and sums.
 
     Args:
         module: the layer.
@@ -156,15 +156,15 @@ class Covariance(MeanSquare):
 
     def traces(self) -> list[Tensor]:
         """Return the trace of each block, or of its strips, for each group."""
-        return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in self.memory]
+        return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in self.statistics]
 
-    def level(self) -> Tensor:
+    def mean_square(self) -> Tensor:
         """Return the mean eigenvalue of A for each group, (groups,)."""
         return torch.stack(self.traces()).sum(0) / (self.rows * self.size)
 
     def ridge(self, damping: float) -> Tensor:
         """Return λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
-        level = self.level()
+        level = self.mean_square()
         return damping * torch.where(level > 0, level, 1.0)
 
     def extremes(self) -> Tensor:
@@ -174,7 +174,7 @@ class Covariance(MeanSquare):
 
     def mean(self) -> list[Tensor]:
         """Return the blocks of A, made anew, each (groups, d, d)."""
-        strips = iter(self.memory)
+        strips = iter(self.statistics)
         blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
         return [block.div_(self.rows) for block in blocks]
 
@@ -199,7 +199,7 @@ class LowRankCovariance(Covariance):
     arguments see `Covariance`.
     """
 
-    by_lines, depends_on_memory = False, True
+    by_lines, depends_on_statistics = False, True
 
     def __init__(
         self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
@@ -209,24 +209,24 @@ class LowRankCovariance(Covariance):
 
     @property
     def _bases(self) -> list[Tensor]:
-        return self.memory[::3]
+        return self.statistics[::3]
 
     @property
     def _sketches(self) -> list[Tensor]:
-        return self.memory[1::3]
+        return self.statistics[1::3]
 
     def traces(self) -> list[Tensor]:
-        return self.memory[2::3]
+        return self.statistics[2::3]
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         """Return U of orthonormal columns drawn by chance, the same on all processes, and zeros."""
-        memory: list[Tensor] = []
+        statistics: list[Tensor] = []
         for size in self.sizes:
             generator = torch.Generator().manual_seed(0)
             drawn = torch.randn(size, self.rank, generator=generator, dtype=torch.float64, device="cpu")
             basis = torch.linalg.qr(drawn).Q.to(device, dtype).repeat(self.groups, 1, 1)
-            memory += [basis, torch.zeros_like(basis), basis.new_zeros(self.groups)]
-        return memory
+            statistics += [basis, torch.zeros_like(basis), basis.new_zeros(self.groups)]
+        return statistics
 
     def no_sums(self) -> Sums:
         pairs = zip(self._sketches, self.traces(), strict=True)
@@ -247,11 +247,11 @@ class LowRankCovariance(Covariance):
     def updated(self, sums: Sums, decay: float) -> Self:
         before = [tensor for pair in zip(self._sketches, self.traces(), strict=True) for tensor in pair]
         new = _decayed(before, sums.parts, decay)
-        memory: list[Tensor] = []
+        statistics: list[Tensor] = []
         for basis, sketch, trace in zip(self._bases, new[::2], new[1::2], strict=True):
             values, vectors = subspace_iteration(sketch, basis.to(sketch), trace / basis.shape[-2])
-            memory += [vectors, vectors * values[..., None, :], trace]
-        return self.with_memory(memory, decay * self.rows + sums.rows)
+            statistics += [vectors, vectors * values[..., None, :], trace]
+        return self.with_statistics(statistics, decay * self.rows + sums.rows)
 
     def extremes(self) -> Tensor:
         """Return those of the approximation to A: all eigenvalues but the leading ones are their mean."""
@@ -276,5 +276,5 @@ class LowRankCovariance(Covariance):
         ]
 
 
-def _decayed(memory: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
-    return [new.add(old.to(new), alpha=decay) if decay else new for new, old in zip(sums, memory, strict=True)]
+def _decayed(statistics: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
+    return [new.add(old.to(new), alpha=decay) if decay else new for new, old in zip(sums, statistics, strict=True)]

@@ -51,14 +51,18 @@ def eligible_layers(
         why = why or twice.get(key, "") or _why_no_rows(name, parameter, modules)
         if hasattr(parameter, "placements") and by_fsdp.isdisjoint(modules):
             why = why or "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
-        reasons[key] = why
         if why:
+            reasons[key] = why
             continue
         bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
         with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
         if with_bias and id(bias) not in twice:
             of_biases[id(bias)] = why_bias_is_plain
-        layers.append((name, modules, of_biases.get(id(bias)) == ""))
+        is_with_bias = of_biases.get(id(bias)) == ""
+        if parameter.numel() or is_with_bias:
+            layers.append((name, modules, is_with_bias))
+        else:
+            reasons[key] = "without entries"
     return layers, {named[key][0]: why for key, why in (reasons | of_biases).items() if why}
 
 
@@ -78,7 +82,7 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
             return "a bias without its weight" if bias else "not a weight that the layer uses as it is"
     if not parameter.requires_grad:
         return "frozen"
-    return "complex" if parameter.is_complex() else "" if parameter.numel() else "without entries"
+    return "complex" if parameter.is_complex() else ""
 
 
 def refuse_private_gradients(name: str, parameters: Iterable[nn.Parameter]) -> None:

@@ -155,7 +155,7 @@ class LayerInputs:
                 self.drop()  # others have cleared it since
             self.last_pass = number
         # Products with eigenvectors of before could not be added to those with the present ones.
-        fits = not self.covariance.depends_on_memory or waiting.covariance is self.covariance
+        fits = not self.covariance.depends_on_statistics or waiting.covariance is self.covariance
         if self.armed and waiting.window != self.window and fits:
             self.arrived = waiting.sums.plus(self.arrived)
         waiting.window = self.window

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn, optim
@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.coverage import Coverage
-from .layer_inputs import LayerInputs
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .saved_entries import SavedEntries
-from .step import Stack, take_step
+from .step import take_step
+from .watching import Watching
 from .wrapper import OURS, OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
@@ -23,41 +23,6 @@ KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, 
 KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
 #: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
 _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
-
-
-class Watching(Protocol):
-    """Measurements of a model, and the stacks of parameters that follow from them."""
-
-    model: nn.Module
-    #: Steps so far.
-    steps: int
-    #: The layers whose forward passes are watched.
-    layers: Sequence[LayerInputs] = ()
-
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Look at the parameters of the optimizer, by its groups, if they have changed."""
-
-    def stacks(self) -> Sequence[Stack]:
-        """Measure if that is due, and return this step's stacks; other parameters take the plain step."""
-
-    def count_step(self) -> None:
-        """Count a step; the weights are the user's again."""
-
-    def why_inactive(self) -> str:
-        """Say, after the second step, why nothing has been treated so far, with the remedy; "" if something has."""
-        return ""
-
-    def metrics(self) -> dict[str, float]:
-        """Return the last measurements, as scalars for a logger."""
-
-    def coverage(self) -> Coverage:
-        """Say of every parameter that was looked at how it is treated, or why it is not."""
-
-    def remembered(self) -> Mapping[Tensor, dict[str, Any]]:
-        """Return the memory of each parameter, with the same names and shapes before and after training."""
-
-    def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Take the memory of some parameters from a checkpoint, and forget that of others."""
 
 
 class Mapped(OptimizerWrapper):
@@ -86,8 +51,6 @@ class Mapped(OptimizerWrapper):
     prefix: ClassVar[str] = OURS
     #: Settings, whole numbers or None, that the shapes of these entries follow from.
     shaping: ClassVar[Sequence[str]] = ()
-    #: Whether weights are mapped too, or gradients alone.
-    moves_weights: ClassVar[bool] = True
     #: The remedy where little is treated.
     remedy: ClassVar[str] = ""
 
@@ -101,10 +64,10 @@ class Mapped(OptimizerWrapper):
         check_same_parameters(name, optimizer, watch.model)
         refuse_within(name, optimizer, Mapped)
         self.model, self._settings = watch.model, settings
-        if self.moves_weights:
+        if watch.moves_weights:
             refuse_kept_weights(name, self._unknown(), {})
         self.watch = watch
-        self.watch.find(self._parameters())
+        self.watch.find(self.param_groups)
         self._warn_of_little()
 
     def _warn_of_little(self) -> None:
@@ -116,9 +79,6 @@ class Mapped(OptimizerWrapper):
                 f"optimizer holds; the others take plain steps: {coverage.reasons()}. {self.remedy}coverage() lists "
                 "every parameter."
             )
-
-    def _parameters(self) -> list[list[nn.Parameter]]:
-        return [group["params"] for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
@@ -136,7 +96,7 @@ class Mapped(OptimizerWrapper):
             return
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
-        self.watch.find(self._parameters())
+        self.watch.find(self.param_groups)
         reason = self._why_lost(self.model)
         with without_autocast(first.device.type):  # it would round the products
             try:
@@ -161,7 +121,7 @@ class Mapped(OptimizerWrapper):
                 stacks.append(stack)
             else:
                 reason = _HALF_FROZEN
-        first = partial(self._first_step, step) if self._steps == 1 and self.moves_weights else step
+        first = partial(self._first_step, step) if self._steps == 1 and watch.moves_weights else step
         take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner))
         return reason
 
@@ -192,7 +152,7 @@ class Mapped(OptimizerWrapper):
         """Add a parameter group to the inner optimizer, and measure the layers that it brings."""
         super().add_param_group(param_group)
         if self.watch is not None:
-            self.watch.find(self._parameters())
+            self.watch.find(self.param_groups)
 
     def detach(self) -> nn.Module:
         """Return the model, which is the plain one at all times, and take plain steps from now on.

@@ -1,7 +1,7 @@
 """The layers of a model with what was measured of each: their entries in checkpoints, coverage and warnings."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,31 +11,8 @@ from .._device import local
 from ..rows.coverage import UNCALLED, Coverage, uncalled_words
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
-from .mapped import Watching
-from .roots import Factor, NoRootError
-from .step import Rescale
-
-
-class ChangeOfVariables(NamedTuple):
-    """The variables that an optimizer steps in, by functions without a memory.
-
-    Args:
-        factors: covariance → R, block by block, or a NoRootError.
-        treatment: (covariance, R or None) → in words, how a layer is treated.
-        metrics: layers → numbers for a logger.
-        rescale: (norms of steps, their norms mapped back) → the factors of the steps; None is 1.
-        moves_weights: whether weights are mapped too, or gradients alone.
-        why_bias_is_plain: why a bias is not treated with its weight, or "" if it is.
-        holds: whether W' and not W is kept where R, a number, is measured anew.
-    """
-
-    factors: Callable[[Any], Sequence[Factor]]
-    treatment: Callable[[Any, Any], str]
-    metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
-    rescale: Rescale | None = None
-    moves_weights: bool = True
-    why_bias_is_plain: str = ""
-    holds: bool = False
+from .roots import NoRootError
+from .watching import ChangeOfVariables, Watching
 
 
 class MeasuredLayers(Watching):
@@ -53,7 +30,8 @@ class MeasuredLayers(Watching):
         every: dict[Tensor, dict[str, Any]] = {}
         for layer in self.layers:
             covariance, weight = layer.covariance, layer.weight
-            every[weight] = {**{f"{n}": tensor for n, tensor in enumerate(covariance.memory)}, "rows": covariance.rows}
+            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.statistics)}
+            every[weight]["rows"] = covariance.rows
             if type(covariance) is MeanSquare:  # a scale of 0 is none yet
                 dtype = _device.widest_dtype(weight.device)
                 every[weight]["last"] = torch.tensor([layer.held_scale], dtype=dtype, device=weight.device)
@@ -65,8 +43,8 @@ class MeasuredLayers(Watching):
             layer.factors, layer.failures, layer.spoiled = None, 0, 0
             entries, new = remembered.get(layer.weight, {}), self.make(layer.modules[0], layer.bias is not None)
             device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
-            memory = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.memory)]
-            layer.covariance = new.with_memory(memory, entries.get("rows", 0.0))
+            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.statistics)]
+            layer.covariance = new.with_statistics(statistics, entries.get("rows", 0.0))
             layer.held_scale = float(entries.get("last", 0.0))
             if layer.covariance.rows:
                 try:

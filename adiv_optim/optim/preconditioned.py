@@ -14,12 +14,12 @@ from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
 from .covariance import Covariance
 from .mapped import Mapped
-from .measured_layers import ChangeOfVariables
-from .roots import Factor, NoRootError, Whole
+from .roots import NoRootError, RightFactor, Whole
 from .watch import Watch
+from .watching import ChangeOfVariables
 
 
-def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
+def inverses(covariance: Covariance, damping: float) -> Sequence[RightFactor]:
     """Return (A + λI)⁻¹, block by block."""
     level = covariance.ridge(1.0)
     return [Whole(damped_inverse(block, level, damping)) for block in covariance.mean()]
@@ -83,7 +83,6 @@ class Preconditioned(Mapped):
 
     prefix: ClassVar[str] = PREFIX
     shaping: ClassVar[Sequence[str]] = ("max_dim",)
-    moves_weights: ClassVar[bool] = False
     count_rows = count_rows
 
     def __init__(

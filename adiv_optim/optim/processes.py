@@ -56,8 +56,8 @@ def agree(layers: Sequence[LayerInputs], group: Group) -> None:
     different processes could not be added up.
     """
     is_first = distributed.get_rank(group) == 0
-    of_low_rank = [layer for layer in layers if layer.covariance.depends_on_memory]
+    of_low_rank = [layer for layer in layers if layer.covariance.depends_on_statistics]
     for layer in of_low_rank:  # made anew, not in place: stacks hold the old ones
-        memory = [t.clone() if is_first else torch.zeros_like(t) for t in layer.covariance.memory]
-        layer.covariance = layer.covariance.with_memory(memory, layer.covariance.rows)
-    add_up([tensor for layer in of_low_rank for tensor in layer.covariance.memory], group)
+        statistics = [t.clone() if is_first else torch.zeros_like(t) for t in layer.covariance.statistics]
+        layer.covariance = layer.covariance.with_statistics(statistics, layer.covariance.rows)
+    add_up([tensor for layer in of_low_rank for tensor in layer.covariance.statistics], group)

@@ -15,7 +15,7 @@ from .._device import at_least_float32
 from .._distributed import add_up_shards, local
 from ..rows.layers import Layout
 from ..rows.matrices import as_matrices, from_matrices
-from .roots import Factor
+from .roots import RightFactor
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +40,7 @@ class Stack:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        factors: Sequence[Factor],
+        factors: Sequence[RightFactor],
         *,
         layout: Layout | None = None,
         layers: int = 1,
@@ -88,7 +88,7 @@ class Stack:
             return every
         return [part for layer in zip(*(parts.unbind() for parts in every), strict=True) for part in layer]
 
-    def _times(self, factors: Sequence[Factor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
+    def _times(self, factors: Sequence[RightFactor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
         """Return [W, b] times a matrix, block by block; it may overwrite the parts."""
         weight, bias = parts if len(parts) == 2 else (parts[0], None)
         columns = [weight] if len(self.blocks) == 1 else [weight[..., block] for block in self.blocks]

@@ -13,11 +13,12 @@ from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refus
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
-from .measured_layers import ChangeOfVariables, MeasuredLayers
+from .measured_layers import MeasuredLayers
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
-from .roots import Factor, NoRootError, Scales, stacked
+from .roots import NoRootError, RightFactor, Scales, stacked
 from .step import Stack
+from .watching import ChangeOfVariables
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
@@ -60,7 +61,7 @@ class Watch(MeasuredLayers):
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
         # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
         refuse_private_gradients(name, self.model.parameters())
-        self.steps = 0
+        self.steps, self.moves_weights = 0, change.moves_weights
         self.layers, self.untreated = [], {}
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
         self._places: list[Any] = []
@@ -73,19 +74,19 @@ class Watch(MeasuredLayers):
         """The arguments, as the wrapper's repr shows them."""
         return {name: getattr(self, name) for name in ("decay", "every", "process_group", "skip")}
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         # Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
         if self._places_of(groups) != self._places:
             self._find(groups)
             self._moving, self._stacks, self._places = [], [], self._places_of(groups)
 
-    def _places_of(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Any]:
-        parameters = [p for group in groups for p in group]
+    def _places_of(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+        parameters = [p for group in groups for p in group["params"]]
         private = [hasattr(parameter, "grad_sample") for parameter in parameters]
-        plain = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
-        return [[len(group) for group in groups], private, plain, *addresses(parameters)]
+        unparametrized = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
+        return [[len(group["params"]) for group in groups], private, unparametrized, *addresses(parameters)]
 
-    def _find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    def _find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         for layer in self.layers:
             if layer.weight.shape != layer.shape:
                 raise ValueError(
@@ -93,8 +94,8 @@ class Watch(MeasuredLayers):
                     f"{tuple(layer.weight.shape)}, as of a layer that is pruned; build the optimizer from the model as "
                     "it is now, and wrap again."
                 )
-        group_of = {id(p): number for number, group in enumerate(groups) for p in group}
-        parameters = [p for group in groups for p in group]
+        group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        parameters = [p for group in groups for p in group["params"]]
         eligible, self.untreated = eligible_layers(
             self.name, self.model, parameters, self.skip, self.change.why_bias_is_plain
         )
@@ -140,7 +141,7 @@ class Watch(MeasuredLayers):
     def _stack(self, layers: list[LayerInputs]) -> Stack | None:
         """Return the stack of some layers, or None where it would change nothing."""
         first, parameters = layers[0], [p for layer in layers for p in layer.parameters]
-        factors: list[Factor] = first.factors or []
+        factors: list[RightFactor] = first.factors or []
         if isinstance(factors[0], Scales):
             scale = factors[0].divisor
             start = first.held_scale or scale if self.change.holds else scale
@@ -151,7 +152,7 @@ class Watch(MeasuredLayers):
             layout=first.layout,
             layers=len(layers),
             blocks=first.covariance.blocks,
-            moves_weights=self.change.moves_weights,
+            moves_weights=self.moves_weights,
             rescale=self.change.rescale,
         )
 

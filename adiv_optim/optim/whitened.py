@@ -13,15 +13,15 @@ from ..rows.models import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
 from .covariance import Covariance
 from .mapped import Mapped
-from .measured_layers import ChangeOfVariables
-from .roots import Factor
+from .roots import RightFactor
 from .watch import Watch
+from .watching import ChangeOfVariables
 
 
-def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[Factor]:
+def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[RightFactor]:
     """Return the inverse root of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`, block by block."""
     ridge = covariance.ridge(damping)
-    scale = covariance.level() + ridge if graft_norm else torch.ones_like(ridge)
+    scale = covariance.mean_square() + ridge if graft_norm else torch.ones_like(ridge)
     return covariance.inverse_roots(scale, ridge, covariance.size / damping + 1)
 
 
