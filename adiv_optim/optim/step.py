@@ -161,7 +161,7 @@ class Stack:
     def write(self) -> None:
         """Let each weight be its factor times the old one, minus the rescaled step: w - (+0) is w for every w."""
         ratio: Tensor | None = None
-        if self.rescale is not None:
+        if self.rescale is not None and self.norms is not None:
             copies = self.steps[0].shape[0] // self.layers
             ratio = self.rescale(*self.norms)
             ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
