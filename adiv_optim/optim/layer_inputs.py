@@ -94,11 +94,11 @@ class LayerInputs:
         #: The backward pass that writes the weight's .grad and has brought some of them last.
         self.last_pass: int | None = None
 
-    def take(self) -> Sums | None:
-        """Return the sums that count at this step, and begin anew; None where the gradient has been cleared."""
-        sums, more = self.arrived, self.unwatched
-        self.forget()
-        return None if self.weight.grad is None else sums if more is None else more.plus(sums)
+    def counted(self) -> Sums | None:
+        """Return the sums that count at this step; None where there are none, or the gradient has been cleared."""
+        if self.weight.grad is None or self.unwatched is None:
+            return None if self.weight.grad is None else self.arrived
+        return self.unwatched.plus(self.arrived)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -1,6 +1,6 @@
 """Several processes that train the same layers: how weights may be sharded, and sums over their inputs added up."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import distributed
 
 from .._distributed import DataParallelGroup, Group, add_up, cut_of, why_not_one_cut
 from ..rows.layers import Layout, plain_type
-from .covariance import Sums
+from .covariance import MeanSquare, Sums
 from .layer_inputs import LayerInputs
 
 
@@ -49,15 +49,16 @@ def add_up_sums(layers: Sequence[LayerInputs], sums: Sequence[Sums | None], grou
     return totals
 
 
-def agree(layers: Sequence[LayerInputs], group: Group) -> None:
-    """Let all processes have the eigenvectors of the first.
+def agree(averages: Mapping[LayerInputs, MeanSquare], group: Group) -> dict[LayerInputs, MeanSquare]:
+    """Return averages of which all processes have the eigenvectors of the first.
 
     Others may differ by a sign, or by rounding that nearly equal eigenvalues make large, and the products with them of
     different processes could not be added up.
     """
-    is_first = distributed.get_rank(group) == 0
-    of_low_rank = [layer for layer in layers if layer.covariance.depends_on_statistics]
-    for layer in of_low_rank:  # made anew, not in place: stacks hold the old ones
-        statistics = [t.clone() if is_first else torch.zeros_like(t) for t in layer.covariance.statistics]
-        layer.covariance = layer.covariance.with_statistics(statistics, layer.covariance.rows)
-    add_up([tensor for layer in of_low_rank for tensor in layer.covariance.statistics], group)
+    is_first, agreed = distributed.get_rank(group) == 0, dict(averages)
+    for layer, average in averages.items():
+        if average.depends_on_statistics:
+            statistics = [t.clone() if is_first else torch.zeros_like(t) for t in average.statistics]
+            agreed[layer] = average.with_statistics(statistics, average.rows)
+    add_up([t for average in agreed.values() if average.depends_on_statistics for t in average.statistics], group)
+    return agreed

@@ -157,52 +157,42 @@ class Watch(MeasuredLayers):
         )
 
     def _measure(self) -> None:
-        """Let the rows that count into the averages and factorise these, or leave all as it was if cut short."""
-        before = [(vars(layer), dict(vars(layer))) for layer in self.layers]
-        is_told = any(layer.failures for layer in self.layers)
-        try:
-            errors = self._measure_arrived()
-        except BaseException:
-            for attributes, old in before:
-                attributes.update(old)
-            raise
-        if errors and not is_told:
-            layer, error = next(iter(errors.items()))
-            warn(
-                f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
-                "failures are counted in coverage() and metrics() without a word; a greater damping may help."
-            )
-
-    def _measure_arrived(self) -> dict[LayerInputs, NoRootError]:
-        """Return why layers that were seen have no new factors."""
-        arrived = [layer.take() for layer in self.layers]
+        """Let the rows that count into the averages, and factorise these; cut short, it has changed nothing."""
+        counted = [layer.counted() for layer in self.layers]
         several = bool(self.layers) and distributed.is_available() and distributed.is_initialized()
         if several:
-            arrived = add_up_sums(self.layers, arrived, self.process_group.group)
-        for layer, sums in zip(self.layers, arrived, strict=True):
-            layer.missed = 0 if sums is not None or layer.weight.grad is None else layer.missed + 1
-        pairs = [(layer, sums) for layer, sums in zip(self.layers, arrived, strict=True) if sums is not None]
-        seen, errors = list[LayerInputs](), dict[LayerInputs, NoRootError]()
-        is_finite = _device.read(*(sums.is_finite() for _, sums in pairs))
-        for (layer, sums), finite in zip(pairs, is_finite, strict=True):
-            if not finite:
-                layer.spoiled += 1
-                continue
-            seen.append(layer)
+            counted = add_up_sums(self.layers, counted, self.process_group.group)
+        pairs = [(layer, sums) for layer, sums in zip(self.layers, counted, strict=True) if sums is not None]
+        is_finite = dict(zip(dict(pairs), _device.read(*(sums.is_finite() for _, sums in pairs)), strict=True))
+        averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, NoRootError]()
+        for layer, sums in (pair for pair in pairs if is_finite[pair[0]]):
             try:
-                layer.covariance = layer.covariance.updated(sums, self.decay)
+                averages[layer] = layer.covariance.updated(sums, self.decay)
             except NoRootError as error:
-                errors[layer] = error
+                averages[layer], errors[layer] = layer.covariance, error
         if several:
-            agree(seen, self.process_group.group)
-        for layer in (each for each in seen if each not in errors):
+            averages = agree(averages, self.process_group.group)
+        factors = dict[LayerInputs, list[RightFactor]]()
+        for layer, average in averages.items():
             try:
-                layer.factors = [*self.change.factors(layer.covariance)]
+                if layer not in errors:
+                    factors[layer] = [*self.change.factors(average)]
             except NoRootError as error:
                 errors[layer] = error
-        for layer in errors:
-            layer.failures += 1
-        return errors
+        is_told = any(layer.failures for layer in self.layers)
+        for layer in self.layers:
+            layer.missed = 0 if layer in is_finite or layer.weight.grad is None else layer.missed + 1
+            layer.spoiled += not is_finite.get(layer, True)
+            layer.failures += layer in errors
+            layer.forget()
+            layer.covariance = averages.get(layer, layer.covariance)
+            layer.factors = factors.get(layer, layer.factors)
+        if errors and not is_told:
+            layer, why = next(iter(errors.items()))
+            warn(
+                f"{layer.name}: {why}; the layer keeps what was measured before, or takes plain steps. Further "
+                "failures are counted in coverage() and metrics() without a word; a greater damping may help."
+            )
 
     def count_step(self) -> None:
         # The scales that weights now stand in: still the old one where the learning rate is 0.
