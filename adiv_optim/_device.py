@@ -1,13 +1,40 @@
-"""Numbers on the host, read with one wait for the device; and the ways of a device: precision, autocast, graphs."""
+"""Where tensors are: the part on this process, their memory; numbers on the host; precision, autocast and graphs."""
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 #: The same for all calls: to make a context costs a small layer something.
 _NO_CONTEXT = nullcontext()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds, to be read or written: all of it where it is not sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor, gathered from every process that holds a part of it."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def addresses(parameters: Iterable[Parameter]) -> list[tuple[int, int, torch.Size, bool]]:
+    """Return of each parameter its id, address, shape and whether it trains: equal until one of them changes."""
+    return [(id(p), address(p), p.shape, p.requires_grad) for p in parameters]
+
+
+def address(parameter: Parameter) -> int:
+    """Return where its memory begins; 0 if it has none of its own, as on the meta device. Every step asks for it."""
+    part: torch.Tensor = parameter
+    if type(part) is not Parameter:  # to_local() would take longer than all else that is asked
+        part = getattr(parameter, "_local_tensor", parameter)
+        if type(part) not in (torch.Tensor, Parameter):
+            return 0
+    return part.data_ptr() if part.layout is torch.strided else 0
 
 
 def read(*tensors: Tensor) -> list[float]:

@@ -1,39 +1,15 @@
-"""Where tensors are: in which memory, and the part of a sharded one that this process holds, with sums over all."""
+"""Several processes: where tensors are sharded, sums over all, and which of them count together."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
-from torch.nn import Parameter
+
+from ._device import local
 
 #: A torch.distributed.ProcessGroup, which a torch built without distributed does not know; None is the default one.
 Group = Any
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds, to be read or written: all of it where it is not sharded."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor, gathered from every process that holds a part of it."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def addresses(parameters: Iterable[Parameter]) -> list[tuple[int, int, torch.Size, bool]]:
-    """Return of each parameter its id, address, shape and whether it trains: equal until one of them changes."""
-    return [(id(p), address(p), p.shape, p.requires_grad) for p in parameters]
-
-
-def address(parameter: Parameter) -> int:
-    """Return where its memory begins; 0 if it has none of its own, as on the meta device. Every step asks for it."""
-    part: torch.Tensor = parameter
-    if type(part) is not Parameter:  # to_local() would take longer than all else that is asked
-        part = getattr(parameter, "_local_tensor", parameter)
-        if type(part) not in (torch.Tensor, Parameter):
-            return 0
-    return part.data_ptr() if part.layout is torch.strided else 0
 
 
 class Cut(NamedTuple):
@@ -133,11 +109,6 @@ class DataParallelGroup:
     def group(self) -> Group:
         """The group."""
         return self.given.get_group() if hasattr(self.given, "get_group") else self.given
-
-    @property
-    def several(self) -> bool:
-        """Whether there are other processes."""
-        return distributed.is_available() and distributed.is_initialized()
 
     def __repr__(self) -> str:
         return repr(self.given)

@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=13, lines=2625, functions=109, lines_of_functions=957)
+LIMIT = Size(files=12, lines=2400, functions=103, lines_of_functions=910)
 
 
 def training_step() -> Callable[[], None]:

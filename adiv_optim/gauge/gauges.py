@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import check_count, check_not_negative
-from .._device import at_least_float32
-from .._distributed import whole
+from .._device import at_least_float32, whole
 from .graph import ChannelGraph, Entry, Factors
 from .network import network_scales
 from .rz import rz_scaling

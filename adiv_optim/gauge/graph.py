@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._device import wide_dtype
-from .._distributed import local, local_view
+from .._device import local, wide_dtype
+from .._distributed import local_view
 
 
 class Factors(NamedTuple):

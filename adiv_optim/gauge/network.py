@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import _device
-from .._distributed import Group, add_up, add_up_shards, cut_of, whole
+from .._device import whole
+from .._distributed import Group, add_up, add_up_shards, cut_of
 from .graph import ChannelGraph, Entry
 from .rz import conjugate_gradients
 

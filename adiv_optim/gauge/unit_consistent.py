@@ -1,7 +1,6 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,12 +8,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import _device
-from .._distributed import addresses, why_not_one_cut
-from ..optim.chart import Watching
+from .._device import addresses
+from .._distributed import why_not_one_cut
 from ..optim.mapped import Mapped
 from ..optim.parameters import check_model, unwrapped
 from ..optim.roots import Scales
 from ..optim.step import Stack
+from ..optim.watching import Watching
 from ..optim.wrapper import OURS
 from ..rows.coverage import Coverage
 from ..rows.models import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
@@ -26,9 +26,6 @@ from .tracing import trace
 
 class ChannelScales(Watching):
     """The scales of a model's channels, W = D W' E, measured by its weights; see `UnitConsistent` for the arguments."""
-
-    #: No forward pass is watched.
-    layers: Sequence[Any] = ()
 
     def __init__(self, model: nn.Module, graph: ChannelGraph, gauge: Gauge, skip: Skip) -> None:
         self.model, self.graph, self.gauge, self.steps = model, graph, gauge, 0
@@ -42,12 +39,10 @@ class ChannelScales(Watching):
         self._log_scales: Tensor | None = None
         self._factors: dict[str, Factors] = {}
 
-    def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> bool:
+    def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         # Which parameters the optimizer holds is no matter; which of them share memory is.
-        if (now := addresses(self.parameters.values())) == self._addresses:
-            return False
-        self._addresses, self._overlaps = now, overlaps(self.parameters)
-        return True
+        if (now := addresses(self.parameters.values())) != self._addresses:
+            self._addresses, self._overlaps = now, overlaps(self.parameters)
 
     def stacks(self) -> list[Stack]:
         # A stack for each parameter that has scales and a gradient, an old one of a frozen weight too.
@@ -69,14 +64,8 @@ class ChannelScales(Watching):
             stacks.append(Stack([parameter], [scales]))
         return stacks
 
-    def shards(self) -> Collection[nn.Parameter]:
-        return ()
-
     def count_step(self) -> None:
         self.steps += 1
-
-    def why_inactive(self) -> str:
-        return ""  # the treated parameters are known from the beginning
 
     def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
@@ -236,5 +225,4 @@ class UnitConsistent(Mapped):
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = trace(model, example_input)
         skip = skip if isinstance(skip, str) else tuple(skip)
-        watch = partial(ChannelScales, graph=graph, gauge=gauge, skip=skip)
-        super().__init__(optimizer, model, watch, {"gauge": gauge, "skip": skip})
+        super().__init__(optimizer, ChannelScales(model, graph, gauge, skip), {"gauge": gauge, "skip": skip})

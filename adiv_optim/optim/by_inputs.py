@@ -1,21 +1,15 @@
-"""Parts that `Whitened`, `Preconditioned` and `InputScaled` share: checks, metrics, and rows that users count."""
+"""Parts that `Whitened`, `Preconditioned` and `InputScaled` share: metrics, and rows that users count."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from .. import _device
-from .._distributed import DataParallelGroup
-from .chart import Chart
-from .covariance import Covariance, LowRankCovariance, MeanSquare
-from .eligible_layers import private_gradients
+from .covariance import Covariance, LowRankCovariance
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
-from .roots import Factor
-from .watch import Watch
+from .roots import RightFactor
 from .wrapper import OURS
 
 #: How the names begin of the entries of such a wrapper in a state dict.
@@ -61,23 +55,6 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
         watched.add(layer, rows, None, bias_entry=0)
 
 
-def watch_inputs(
-    name: str,
-    optimizer: Optimizer,
-    chart: Chart,
-    make: Callable[[nn.Module, bool], MeanSquare],
-    settings: dict[str, Any],
-) -> Callable[[nn.Module], Watch]:
-    """Return how a model is watched by a wrapper with these settings, which a copy and a pickle then keep."""
-    # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
-    if any(hasattr(p, "grad_sample") for group in getattr(optimizer, "param_groups", ()) for p in group["params"]):
-        raise private_gradients(name)
-    skip, group = settings["skip"], DataParallelGroup(name, settings["process_group"])
-    settings |= {"process_group": group, "skip": skip if isinstance(skip, str) else tuple(skip)}
-    for_watch = {key: settings[key] for key in ("every", "decay", "process_group", "skip")}
-    return partial(Watch, name, chart=chart, make=make, **for_watch)
-
-
 def covariance_of(
     module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
 ) -> Covariance:
@@ -88,7 +65,7 @@ def covariance_of(
     return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
 
 
-def treatment(covariance: Covariance, factors: Sequence[Factor] | None, verb: str) -> str:
+def treatment(covariance: Covariance, factors: Sequence[RightFactor] | None, verb: str) -> str:
     """Say how many columns are told apart."""
     return f"{verb if factors else 'nothing measured yet'}, {covariance}"
 
@@ -103,7 +80,7 @@ def covariance_metrics(layers: Sequence[LayerInputs], damping: float) -> dict[st
     numbers: dict[str, float] = {"layers_measured": len(measured), "failed_factorisations": failures}
     for layer in measured:
         covariance: Any = layer.covariance
-        level = _device.to_float64(covariance.level())
+        level = _device.to_float64(covariance.mean_square())
         low, high = (_device.to_float64(ends) for ends in covariance.extremes())
         ridge = _device.to_float64(covariance.ridge(damping))
         numbers[f"{layer.name}/input_rms"] = level.mean().sqrt().item()

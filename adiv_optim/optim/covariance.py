@@ -6,32 +6,41 @@ None is changed in place: stacks have the old ones, and a checkpoint may have th
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from .. import _device
-from .._distributed import local
+from .._device import local
 from ..functional.lines import lines_pay, sums_by_lines
 from ..functional.patches import Patches, gram_of
 from ..rows.layers import Layout
 from .roots import LowRank, Whole, inverse_root, joined, low_rank_inverse_root, strips_of, subspace_iteration
 
-#: Sums over some rows, a tensor for each part of the memory that rows are added to.
-Sums = list[Tensor]
 
+class Sums(NamedTuple):
+    """Sums over some rows: a tensor for each part of the statistics that rows are added to."""
 
-def added(sums: Sums | None, more: Sums) -> Sums:
-    """Return the totals of two sums, or of one and none, made anew."""
-    return [*more] if sums is None else [a + b for a, b in zip(sums, more, strict=True)]
+    parts: list[Tensor]
+    rows: int
+
+    def plus(self, other: "Sums | None") -> "Sums":
+        """Return the sums over these rows and others, made anew; the same where there are no others."""
+        if other is None:
+            return self
+        return Sums([a + b for a, b in zip(self.parts, other.parts, strict=True)], self.rows + other.rows)
+
+    def is_finite(self) -> Tensor:
+        """Whether the sums hold neither NaN nor inf."""
+        return torch.stack([part.sum() for part in self.parts]).isfinite().all()
 
 
 class MeanSquare:
     """The mean square of the entries that a layer reads; the bias has no place in it."""
 
-    #: Whether sums are products with the memory, and belong to no other.
-    depends_on_memory = False
+    #: Whether sums are products with the statistics, and belong to no other.
+    depends_on_statistics = False
     #: The inputs, block by block, that a factor multiplies.
     blocks: Sequence[slice] = (slice(None),)
 
@@ -39,18 +48,18 @@ class MeanSquare:
         weight, layout = local(module.get_parameter("weight")), Layout.of(module)
         self.groups, self.features = layout.groups, layout.features(weight)
         #: Sums with fading weights, and the number of their rows, which fades likewise.
-        self.memory, self.rows = self._zeros(weight.device, _device.wide_dtype(weight)), 0.0
+        self.statistics, self.rows = self._zeros(weight.device, _device.wide_dtype(weight)), 0.0
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """Return the memory before the first row."""
+        """Return the statistics before the first row."""
         return [torch.zeros(1, dtype=dtype, device=device)]
 
     def no_sums(self) -> Sums:
         """Return the sums of a process whose batch did not reach the layer."""
-        return [torch.zeros_like(tensor) for tensor in self.memory]
+        return Sums([torch.zeros_like(tensor) for tensor in self.statistics], 0)
 
-    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
-        """Yield sums over parts of the input, with the number of rows in each.
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
+        """Yield sums over parts of the input.
 
         Args:
             patches: the rows of the input.
@@ -59,32 +68,28 @@ class MeanSquare:
             step: chooses the rows that count where not all do.
         """
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
-        yield [norms.sum().view(1)], norms[:, 0].numel()
+        yield Sums([norms.sum().view(1)], norms[:, 0].numel())
 
-    def updated(self, sums: Sums, rows: int, decay: float) -> Self:
-        """Let sums of so many rows in, and older ones fade.
+    def updated(self, sums: Sums, decay: float) -> Self:
+        """Let further sums in, and older ones fade; a NoRootError where float64 has no eigenvectors."""
+        return self.with_statistics(_decayed(self.statistics, sums.parts, decay), decay * self.rows + sums.rows)
 
-        Raises:
-            NoRootError: no eigenvectors within float64.
-        """
-        return self.with_memory(_decayed(self.memory, sums, decay), decay * self.rows + rows)
-
-    def with_memory(self, memory: list[Tensor], rows: float) -> Self:
-        """Return the same with another memory, of so many rows."""
+    def with_statistics(self, statistics: list[Tensor], rows: float) -> Self:
+        """Return the same with another statistics, of so many rows."""
         other = copy.copy(self)
-        other.memory, other.rows = memory, rows
+        other.statistics, other.rows = statistics, rows
         return other
 
-    def level(self) -> Tensor:
+    def mean_square(self) -> Tensor:
         """Return the mean square of an entry, (1,)."""
-        return self.memory[0] / (self.rows * self.groups * self.features)
+        return self.statistics[0] / (self.rows * self.groups * self.features)
 
 
 class Covariance(MeanSquare):
     r"""A, the mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
     x~ = (x, 1) where the bias is treated with the weight. Of wide layers diagonal blocks of A alone; of each block,
-    which is symmetric, strips of rows from the diagonal on: little more than half of the products and of the memory.
+    which is symmetric, strips of rows from the diagonal on: little more than half of the products and sums.
 
     Args:
         module: the layer.
@@ -117,16 +122,16 @@ class Covariance(MeanSquare):
         shapes = [(self.groups, b - a, size - a) for size in self.sizes for a, b in strips_of(size)]
         return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
 
-    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[tuple[Sums, int]]:
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, step)
         if patches.kernel and self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
             number = len(patches.input) * patches.positions
-            yield self._products_of_lines(patches, dtype, bias_entry, number), number
+            yield Sums(self._products_of_lines(patches, dtype, bias_entry, number), number)
             return
         for rows in (part.unfold() for part in patches.slices(dtype)):
-            yield self._products(rows, bias_entry), rows.shape[1]
+            yield Sums(self._products(rows, bias_entry), rows.shape[1])
 
-    def _products_of_lines(self, patches: Patches, dtype: torch.dtype, bias_entry: int, number: int) -> Sums:
+    def _products_of_lines(self, patches: Patches, dtype: torch.dtype, bias_entry: int, number: int) -> list[Tensor]:
         gram, total = sums_by_lines(patches, dtype)
         if self.with_bias:
             count = gram.new_full((self.groups, 1, 1), number)
@@ -134,7 +139,7 @@ class Covariance(MeanSquare):
             gram = torch.cat([torch.cat([gram, bias_entry * total], -1), bias_entry * last_row], -2)
         return [gram[..., a:b, a:].clone() for a, b in strips_of(*self.sizes)]
 
-    def _products(self, rows: Tensor, bias_entry: int) -> Sums:
+    def _products(self, rows: Tensor, bias_entry: int) -> list[Tensor]:
         strips: list[Tensor] = []
         for block, size in zip(self.blocks, self.sizes, strict=True):
             columns = rows[..., block]
@@ -151,15 +156,15 @@ class Covariance(MeanSquare):
 
     def traces(self) -> list[Tensor]:
         """Return the trace of each block, or of its strips, for each group."""
-        return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in self.memory]
+        return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in self.statistics]
 
-    def level(self) -> Tensor:
+    def mean_square(self) -> Tensor:
         """Return the mean eigenvalue of A for each group, (groups,)."""
         return torch.stack(self.traces()).sum(0) / (self.rows * self.size)
 
     def ridge(self, damping: float) -> Tensor:
         """Return λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
-        level = self.level()
+        level = self.mean_square()
         return damping * torch.where(level > 0, level, 1.0)
 
     def extremes(self) -> Tensor:
@@ -169,7 +174,7 @@ class Covariance(MeanSquare):
 
     def mean(self) -> list[Tensor]:
         """Return the blocks of A, made anew, each (groups, d, d)."""
-        strips = iter(self.memory)
+        strips = iter(self.statistics)
         blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
         return [block.div_(self.rows) for block in blocks]
 
@@ -194,7 +199,7 @@ class LowRankCovariance(Covariance):
     arguments see `Covariance`.
     """
 
-    by_lines, depends_on_memory = False, True
+    by_lines, depends_on_statistics = False, True
 
     def __init__(
         self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
@@ -204,30 +209,30 @@ class LowRankCovariance(Covariance):
 
     @property
     def _bases(self) -> list[Tensor]:
-        return self.memory[::3]
+        return self.statistics[::3]
 
     @property
     def _sketches(self) -> list[Tensor]:
-        return self.memory[1::3]
+        return self.statistics[1::3]
 
     def traces(self) -> list[Tensor]:
-        return self.memory[2::3]
+        return self.statistics[2::3]
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         """Return U of orthonormal columns drawn by chance, the same on all processes, and zeros."""
-        memory: list[Tensor] = []
+        statistics: list[Tensor] = []
         for size in self.sizes:
             generator = torch.Generator().manual_seed(0)
             drawn = torch.randn(size, self.rank, generator=generator, dtype=torch.float64, device="cpu")
             basis = torch.linalg.qr(drawn).Q.to(device, dtype).repeat(self.groups, 1, 1)
-            memory += [basis, torch.zeros_like(basis), basis.new_zeros(self.groups)]
-        return memory
+            statistics += [basis, torch.zeros_like(basis), basis.new_zeros(self.groups)]
+        return statistics
 
     def no_sums(self) -> Sums:
         pairs = zip(self._sketches, self.traces(), strict=True)
-        return [torch.zeros_like(tensor) for pair in pairs for tensor in pair]
+        return Sums([torch.zeros_like(tensor) for pair in pairs for tensor in pair], 0)
 
-    def _products(self, rows: Tensor, bias_entry: int) -> Sums:
+    def _products(self, rows: Tensor, bias_entry: int) -> list[Tensor]:
         sums: list[Tensor] = []
         for number, (block, basis) in enumerate(zip(self.blocks, self._bases, strict=True)):
             x, u = rows[..., block], basis.to(rows)
@@ -239,14 +244,14 @@ class LowRankCovariance(Covariance):
             sums += [torch.cat(parts, -2), square]
         return sums
 
-    def updated(self, sums: Sums, rows: int, decay: float) -> Self:
+    def updated(self, sums: Sums, decay: float) -> Self:
         before = [tensor for pair in zip(self._sketches, self.traces(), strict=True) for tensor in pair]
-        sums = _decayed(before, sums, decay)
-        memory: list[Tensor] = []
-        for basis, sketch, trace in zip(self._bases, sums[::2], sums[1::2], strict=True):
+        new = _decayed(before, sums.parts, decay)
+        statistics: list[Tensor] = []
+        for basis, sketch, trace in zip(self._bases, new[::2], new[1::2], strict=True):
             values, vectors = subspace_iteration(sketch, basis.to(sketch), trace / basis.shape[-2])
-            memory += [vectors, vectors * values[..., None, :], trace]
-        return self.with_memory(memory, decay * self.rows + rows)
+            statistics += [vectors, vectors * values[..., None, :], trace]
+        return self.with_statistics(statistics, decay * self.rows + sums.rows)
 
     def extremes(self) -> Tensor:
         """Return those of the approximation to A: all eigenvalues but the leading ones are their mean."""
@@ -271,5 +276,5 @@ class LowRankCovariance(Covariance):
         ]
 
 
-def _decayed(memory: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
-    return [new.add(old.to(new), alpha=decay) if decay else new for new, old in zip(sums, memory, strict=True)]
+def _decayed(statistics: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
+    return [new.add(old.to(new), alpha=decay) if decay else new for new, old in zip(sums, statistics, strict=True)]

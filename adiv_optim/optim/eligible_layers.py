@@ -1,22 +1,19 @@
-"""Which weights multiply rows that are known and have a part here that can be mapped."""
+"""Which weights multiply rows that are known."""
 
 from collections.abc import Iterable
-from typing import Any
 
-from torch import distributed, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
-from .._distributed import DataParallelGroup, cut_of, why_not_one_cut
-from ..rows.layers import Layout, is_torchs, plain_type, why_unknown_rows
+from ..rows.layers import is_torchs, plain_type, why_unknown_rows
 from ..rows.models import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
-from .layer_inputs import LayerInputs
 
 #: The way to make the rows of a layer of any class known.
 _DECLARE = "; a method input_rows(input) on that class makes them known"
 
 
 def eligible_layers(
-    where: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, bias_is_plain: str
+    where: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, why_bias_is_plain: str
 ) -> tuple[list[tuple[str, list[nn.Module], bool]], dict[str, str]]:
     """Find the layers whose weights the optimizer holds and multiply rows that are known.
 
@@ -25,17 +22,16 @@ def eligible_layers(
         model: the model.
         parameters: those of the optimizer.
         skip: modules to leave alone.
-        bias_is_plain: why no bias is treated with its weight, or "".
+        why_bias_is_plain: why no bias is treated with its weight, or "".
 
     Returns:
         For each layer the weight's name, the modules that share it, and whether the bias goes with it; and by name why
         other parameters of the optimizer take the plain step.
     """
+    of_optimizer = {id(parameter): parameter for parameter in parameters}
+    refuse_private_gradients(where, of_optimizer.values())
     skipped = named_in_skip(model, skip, may_be_missing=True)
     refuse_lazy(where, model, skipped)
-    of_optimizer = {*map(id, parameters)}
-    by_fsdp = (module for module in model.modules() if hasattr(module, "_get_fsdp_state"))
-    managed, without_call = {part for module in by_fsdp for part in module.modules()}, bypassed(model)
     users: dict[int, list[nn.Module]] = {}
     named: dict[int, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
@@ -43,33 +39,31 @@ def eligible_layers(
             if id(parameter) in of_optimizer:
                 users.setdefault(id(parameter), []).append(module)
                 named.setdefault(id(parameter), (name, parameter))
-    twice = overlaps(dict(named.values()))
+    twice, uncalled = overlaps(dict(named.values())), bypassed(model)
+    by_fsdp = {part for each in model.modules() if hasattr(each, "_get_fsdp_state") for part in each.modules()}
     layers: list[tuple[str, list[nn.Module], bool]] = []
-    together: set[int] = set()
-    plain: dict[int, str] = {}
-    plain_biases: dict[int, str] = {}
+    reasons: dict[int, str] = {}
+    of_biases: dict[int, str] = {}  # "" where they are treated
     for key, modules in users.items():
         name, parameter = named[key]
         why = NAMED if not skipped.isdisjoint(modules) else ""
-        why = why or next((without_call[module] for module in modules if module in without_call), "")
+        why = why or next((uncalled[module] for module in modules if module in uncalled), "")
         why = why or twice.get(key, "") or _why_no_rows(name, parameter, modules)
-        if hasattr(parameter, "placements") and managed.isdisjoint(modules):
+        if hasattr(parameter, "placements") and by_fsdp.isdisjoint(modules):
             why = why or "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
         if why:
-            plain[key] = why
+            reasons[key] = why
             continue
         bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
         with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
-        with_bias = with_bias and id(bias) not in twice
-        if with_bias and bias_is_plain:
-            plain_biases[id(bias)], with_bias = bias_is_plain, False
-        if parameter.numel() or with_bias:
-            layers.append((name, modules, with_bias))
-            together |= {key, id(bias)} if with_bias else {key}
+        if with_bias and id(bias) not in twice:
+            of_biases[id(bias)] = why_bias_is_plain
+        is_with_bias = of_biases.get(id(bias)) == ""
+        if parameter.numel() or is_with_bias:
+            layers.append((name, modules, is_with_bias))
         else:
-            plain[key] = "without entries"
-    plain = {key: why for key, why in (plain | plain_biases).items() if key not in together}
-    return layers, {named[key][0]: why for key, why in plain.items()}
+            reasons[key] = "without entries"
+    return layers, {named[key][0]: why for key, why in (reasons | of_biases).items() if why}
 
 
 def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -> str:
@@ -78,10 +72,9 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
         why, declares_rows = why_unknown_rows(module), callable(getattr(module, "input_rows", None))
         if plain_type(module) is parametrize.ParametrizationList:
             return "parametrized"
-        if why and "forward" in module.__dict__:
-            return why
-        if why and not declares_rows:
-            return why + _DECLARE * (module._parameters.get("weight") is not None and not is_torchs(type(module)))
+        if why and ("forward" in module.__dict__ or not declares_rows):
+            is_anothers = module._parameters.get("weight") is not None and not is_torchs(type(module))
+            return why + _DECLARE * (is_anothers and "forward" not in module.__dict__)
         if parametrize.is_parametrized(module):
             return "parametrized"
         if module._parameters.get("weight") is not parameter and parameter.requires_grad:
@@ -92,37 +85,11 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     return "complex" if parameter.is_complex() else ""
 
 
-def refuse_shards(where: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:
-    """Raise a ValueError if parts of a layer are not whole rows, or stand on processes whose rows do not count.
-
-    A map of columns takes whole rows, all of an output's weights, and which of them is no matter. With groups, or a
-    column for each output, pieces along dimension 0 are no such rows.
-    """
-    for layer in layers:
-        mesh: Any = getattr(layer.weight, "device_mesh", None)
-        placed = [getattr(parameter, "placements", "a whole") for parameter in layer.parameters]
-        cut, plain = cut_of(layer.weight), layer.layout == Layout(transposed=False, groups=1)
-        if any(map(why_not_one_cut, layer.parameters)) or placed[0] != placed[-1] or (cut and (cut.dim or not plain)):
-            raise ValueError(
-                f"{where}: {layer.name!r} of a {plain_type(layer.modules[0]).__name__} is sharded as "
-                f"{' with its bias as '.join(map(str, placed))}, which is no whole rows of outputs that read one "
-                "input; cut both along dimension 0 by fully_shard alone, which is its default, or name this layer in "
-                "skip, as one must with groups of a convolution or a column for each output."
-            )
-        if mesh is None:
-            continue
-        counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
-        if missing := sorted({*mesh.mesh.flatten().tolist()}.difference(counted)):
-            raise ValueError(
-                f"{where}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
-                "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
-            )
-
-
-def private_gradients(name: str) -> ValueError:
-    """Return the error where Opacus makes the gradients: no noise hides the memory of private inputs."""
-    return ValueError(
-        f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
-        "would not hold for its steps. With differential privacy take the optimizer without it, or "
-        "DPOptimizer(UnitConsistent(…), …), which reads weights alone."
-    )
+def refuse_private_gradients(name: str, parameters: Iterable[nn.Parameter]) -> None:
+    """Raise a ValueError where Opacus makes the gradients: no noise hides the memory of private inputs."""
+    if any(hasattr(parameter, "grad_sample") for parameter in parameters):
+        raise ValueError(
+            f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
+            "would not hold for its steps. With differential privacy take the optimizer without it, or "
+            "DPOptimizer(UnitConsistent(…), …), which reads weights alone."
+        )

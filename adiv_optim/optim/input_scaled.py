@@ -10,17 +10,18 @@ from torch.optim import Optimizer
 from .. import _device
 from .._checks import check_positive
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows, watch_inputs
-from .chart import Chart
+from .by_inputs import PREFIX, count_rows
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .roots import Scales
+from .watch import Watch
+from .watching import ChangeOfVariables
 
 
 def scales(covariance: MeanSquare, floor: float) -> list[Scales]:
     """Return 1 / max(floor, r)."""
-    (size,) = _device.read(covariance.level().sqrt())
+    (size,) = _device.read(covariance.mean_square().sqrt())
     return [Scales([1 / max(floor, size)])]
 
 
@@ -28,13 +29,13 @@ def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:
     """Say how large the inputs are, and the divisor of the steps."""
     if factors is None:
         return "nothing measured yet"
-    return f"divided by {factors[0].divisor:.3g}, input RMS {covariance.level().sqrt().item():.3g}"
+    return f"divided by {factors[0].divisor:.3g}, input RMS {covariance.mean_square().sqrt().item():.3g}"
 
 
 def _metrics(layers: Sequence[LayerInputs]) -> dict[str, float]:
     """Return the greatest s, and of each layer the RMS of its inputs."""
     measured = [(layer, layer.factors[0]) for layer in layers if layer.factors is not None]
-    sizes = _device.read(*(layer.covariance.level().sqrt() for layer, _ in measured))
+    sizes = _device.read(*(layer.covariance.mean_square().sqrt() for layer, _ in measured))
     rms = {f"{layer.name}/input_rms": size for (layer, _), size in zip(measured, sizes, strict=True)}
     largest = max((factor.divisor for _, factor in measured), default=1.0)
     return {"layers_measured": len(measured), "largest_scale": largest, **rms}
@@ -104,10 +105,11 @@ class InputScaled(Mapped):
     ) -> None:
         check_positive("InputScaled", floor=floor)
         plain = "a bias moves its output by its own step, whatever the layer reads"
-        chart = Chart(partial(scales, floor=floor), _treatment, _metrics, bias_is_plain=plain, holds=hold)
-        settings = {
-            "every": every, "decay": decay, "floor": floor, "hold": hold, "process_group": process_group, "skip": skip
-        }  # fmt: skip
-        super().__init__(
-            optimizer, model, watch_inputs("InputScaled", optimizer, chart, MeanSquare, settings), settings
+        change = ChangeOfVariables(
+            partial(scales, floor=floor), _treatment, _metrics, why_bias_is_plain=plain, holds=hold
         )
+        watch = Watch(
+            "InputScaled", model, change, MeanSquare,
+            every=every, decay=decay, process_group=process_group, skip=skip,
+        )  # fmt: skip
+        super().__init__(optimizer, watch, {"floor": floor, "hold": hold, **watch.settings})

@@ -8,7 +8,7 @@ if the weight has a gradient at the step.
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,11 +17,10 @@ from torch import Tensor, library, nn
 from torch.fx.node import has_side_effect
 
 from .. import _device, _torch
-from .._device import refuse_capture, without_autocast
-from .._distributed import local
+from .._device import local, refuse_capture, without_autocast
 from ..rows.layers import Layout
 from ..rows.matrices import patches_of, rows_within
-from .covariance import MeanSquare, Sums, added
+from .covariance import MeanSquare, Sums
 
 #: Hooks by the tokens that stand for them in graphs.
 _tokens = itertools.count()
@@ -35,13 +34,11 @@ class LayerInputs:
         name: the weight's name, for messages and checkpoints.
         modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
         with_bias: whether the bias is treated with the weight.
-        make: (layer, with_bias) → the covariance of its inputs, before the first row.
+        covariance: of its inputs, before the first row.
     """
 
-    def __init__(
-        self, name: str, modules: list[nn.Module], with_bias: bool, make: Callable[[nn.Module, bool], MeanSquare]
-    ) -> None:
-        self.name, self.modules, self.with_bias, self.make = name, modules, with_bias, make
+    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, covariance: MeanSquare) -> None:
+        self.name, self.modules, self.covariance = name, modules, covariance
         #: The optimizer's parameters: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
@@ -54,12 +51,11 @@ class LayerInputs:
         self.step_index = self.missed = 0
         #: How often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
         self.failures = self.spoiled = 0
-        #: The scale that its weight was last stepped in, of a chart that holds the scaled weights; 0 is none.
+        #: The scale that its weight was last stepped in, of a change of variables that holds W'; 0 is none.
         self.held_scale = 0.0
         #: Changes whenever arrived sums are dropped: a call counts once in each.
         self.window = 0
-        self.covariance = make(modules[0], with_bias)
-        #: Its factors by the chart; None before the first measurement.
+        #: R, block by block; None before the first measurement.
         self.factors: list[Any] | None = None
         self.forget()
         self._register()
@@ -86,36 +82,28 @@ class LayerInputs:
 
     def forget(self) -> None:
         """Drop the rows that are to count at the next measurement."""
-        #: Sums over calls that gradients have come to, never changed in place; and how many rows they are of.
-        self.pending: Sums | None = None
-        self.pending_rows = 0
-        #: The same of calls that no backward pass is seen of.
-        self.unwatched: tuple[Sums, int] | None = None
+        #: Sums over calls that no backward pass is seen of, never changed in place.
+        self.unwatched: Sums | None = None
         self.drop()
 
     def drop(self) -> None:
         """Drop the rows whose gradients are cleared now."""
         self.window += 1
-        self.pending, self.pending_rows = None, 0
+        #: Sums over calls that gradients have come to, likewise.
+        self.arrived: Sums | None = None
         #: The backward pass that writes the weight's .grad and has brought some of them last.
         self.last_pass: int | None = None
 
-    def settle(self) -> None:
-        """Join all that counts at this step; nothing where the gradient has been cleared."""
-        if self.weight.grad is None:
-            self.forget()
-        elif self.unwatched is not None:
-            self._join(*self.unwatched)
-            self.unwatched = None
+    def counted(self) -> Sums | None:
+        """Return the sums that count at this step; None where there are none, or the gradient has been cleared."""
+        if self.weight.grad is None or self.unwatched is None:
+            return None if self.weight.grad is None else self.arrived
+        return self.unwatched.plus(self.arrived)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Weight and bias, if that is treated with it."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
-
-    def finite(self) -> Tensor:
-        """Whether the sums since the last measurement hold neither NaN nor inf."""
-        return torch.stack([block.sum() for block in self.pending or ()]).isfinite().all()
 
     @torch.compiler.disable
     def add(self, module: nn.Module, input: Tensor, output: Any, bias_entry: int = 1) -> None:
@@ -140,25 +128,24 @@ class LayerInputs:
             node = node_of(weight) if nodes else None
             with torch.no_grad(), _torch.outside_transforms():
                 rows = _torch.plain_tensor(local(rows_within(self.name, module, _torch.plain_tensor(input))))
-                sums, count = self._sum(module, rows, bias_entry)
-                if nodes:
-                    call = Call(self, sums, count, node, weight is self.weight)
+                sums = self._sum(module, rows, bias_entry)
+                if nodes and sums is not None:
+                    waiting = WaitingSums(self, sums, node, weight is self.weight)
                     for each in nodes:
-                        each.register_prehook(call)
-                else:
-                    before, number = self.unwatched or (None, 0)
-                    self.unwatched = added(before, sums), number + count
+                        each.register_prehook(waiting)
+                elif sums is not None:
+                    self.unwatched = sums.plus(self.unwatched)
 
-    def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int) -> tuple[Sums, int]:
-        sums, count, dtype = Sums(), 0, _device.wide_dtype(self.weight)  # the model may have been converted
+    def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int) -> Sums | None:
+        """Return the sums over the rows of one call, or None where it has none."""
+        total, dtype = None, _device.wide_dtype(self.weight)  # the model may have been converted
         with without_autocast(rows.device.type):
-            for part, number in self.covariance.sums(patches_of(module, rows), dtype, bias_entry, self.step_index):
-                part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
-                count += number
-                sums = [total.add_(more) for total, more in zip(part, sums, strict=True)] if sums else part
-        return sums, count
+            for sums in self.covariance.sums(patches_of(module, rows), dtype, bias_entry, self.step_index):
+                parts = [part.to(self.weight.device) for part in sums.parts]  # which fully_shard may offload
+                total = Sums(parts, sums.rows).plus(total)
+        return total if total is not None and total.rows else None
 
-    def arrive(self, call: "Call", number: int | None) -> None:
+    def arrive(self, waiting: "WaitingSums", number: int | None) -> None:
         """Count a call that a gradient has come to, but once in a window.
 
         `number` is the backward pass, if it writes the weight's .grad; None of any other.
@@ -168,25 +155,13 @@ class LayerInputs:
                 self.drop()  # others have cleared it since
             self.last_pass = number
         # Products with eigenvectors of before could not be added to those with the present ones.
-        fits = not self.covariance.depends_on_memory or call.covariance is self.covariance
-        if self.armed and call.window != self.window and fits:
-            self._join(call.sums, call.rows)
-        call.window = self.window
-
-    def _join(self, sums: Sums, rows: int) -> None:
-        if rows:
-            self.pending, self.pending_rows = added(self.pending, sums), self.pending_rows + rows
-
-    def has_gradient(self) -> bool:
-        """Whether its weight has a gradient that is not 0; waits for the device."""
-        gradient = self.weight.grad
-        if gradient is None:
-            return False
-        rows = local(gradient)
-        return not rows.numel() or any(_device.read(rows.any()))  # a process without rows cannot tell
+        fits = not self.covariance.depends_on_statistics or waiting.covariance is self.covariance
+        if self.armed and waiting.window != self.window and fits:
+            self.arrived = waiting.sums.plus(self.arrived)
+        waiting.window = self.window
 
 
-class Call:
+class WaitingSums:
     """A hook on the graph: one call of a layer, which counts when a backward pass goes by it to the layer's weight.
 
     Its sums wait in the graph, and go with it if no gradient comes. A pass that creates a graph may reach the weight
@@ -194,11 +169,10 @@ class Call:
     gradients that it brings are watched in their turn.
     """
 
-    __slots__ = ("covariance", "is_own", "layer", "node", "outer", "rows", "sums", "window")
+    __slots__ = ("covariance", "is_own", "layer", "node", "outer", "sums", "window")
 
-    def __init__(self, layer: Any, sums: list[Tensor], rows: int, node: Any, is_own: bool) -> None:
-        self.layer, self.covariance = weakref.ref(layer), layer.covariance
-        self.sums, self.rows = sums, rows
+    def __init__(self, layer: Any, sums: Sums, node: Any, is_own: bool) -> None:
+        self.layer, self.covariance, self.sums = weakref.ref(layer), layer.covariance, sums
         #: The weight's node in the graph, and whether that writes to .grad of the optimizer's parameter.
         self.node, self.is_own = node, is_own
         #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
@@ -218,7 +192,7 @@ class Call:
             layer.arrive(self, number if self.is_own and how == "backward" else None)
         if not _torch.keeps_graph():
             # Nothing else can come, though the nodes may live on with a loss.
-            self.sums, self.rows, self.covariance = [], 0, None
+            self.sums, self.covariance = Sums([], 0), None
         return tuple(map(self._watched, gradients)) if with_graph else None
 
     def _watched(self, gradient: Tensor | None) -> Tensor | None:
@@ -288,8 +262,7 @@ class InputHook:
     def count(self, input: Tensor, output: Any) -> None:
         """Count the rows of one call; for `output` see `LayerInputs.add`."""
         layer = self.layer()
-        # A backward does not come through inference mode, though gradients may be enabled in it.
-        if layer is None or torch.is_inference_mode_enabled():
+        if layer is None:
             return
         refuse_capture(layer.name, "remembers its inputs", input)
         layer.called = True

@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.coverage import Coverage
-from .chart import Watching
-from .memory import Memory
-from .parameters import check_same_parameters, report, unwrapped
+from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
+from .saved_entries import SavedEntries
 from .step import take_step
+from .watching import Watching
 from .wrapper import OURS, OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
@@ -38,8 +38,7 @@ class Mapped(OptimizerWrapper):
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
-        model: the model whose parameters it steps on.
-        watch: model → the measurements of it.
+        watch: the measurements of the model whose parameters it steps on.
         settings: the arguments of the wrapper, as its repr shows them.
 
     Raises:
@@ -52,8 +51,6 @@ class Mapped(OptimizerWrapper):
     prefix: ClassVar[str] = OURS
     #: Settings, whole numbers or None, that the shapes of these entries follow from.
     shaping: ClassVar[Sequence[str]] = ()
-    #: Whether weights are mapped too, or gradients alone.
-    moves_weights: ClassVar[bool] = True
     #: The remedy where little is treated.
     remedy: ClassVar[str] = ""
 
@@ -61,18 +58,16 @@ class Mapped(OptimizerWrapper):
     #: The measurements; None once this is detached.
     watch: Watching | None = None
 
-    def __init__(
-        self, optimizer: Optimizer, model: nn.Module, watch: Callable[[nn.Module], Watching], settings: dict[str, Any]
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, watch: Watching, settings: dict[str, Any]) -> None:
         name = type(self).__name__
         super().__init__(optimizer)
-        check_same_parameters(name, optimizer, model)
+        check_same_parameters(name, optimizer, watch.model)
         refuse_within(name, optimizer, Mapped)
-        self.model, self._settings = unwrapped(model), settings
-        if self.moves_weights:
+        self.model, self._settings = watch.model, settings
+        if watch.moves_weights:
             refuse_kept_weights(name, self._unknown(), {})
-        self.watch = watch(self.model)
-        self.watch.find(self._parameters())
+        self.watch = watch
+        self.watch.find(self.param_groups)
         self._warn_of_little()
 
     def _warn_of_little(self) -> None:
@@ -84,9 +79,6 @@ class Mapped(OptimizerWrapper):
                 f"optimizer holds; the others take plain steps: {coverage.reasons()}. {self.remedy}coverage() lists "
                 "every parameter."
             )
-
-    def _parameters(self) -> list[list[nn.Parameter]]:
-        return [group["params"] for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
@@ -104,7 +96,8 @@ class Mapped(OptimizerWrapper):
             return
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
-        reason = self._why_lost(self.model, self.watch.find(self._parameters()))
+        self.watch.find(self.param_groups)
+        reason = self._why_lost(self.model)
         with without_autocast(first.device.type):  # it would round the products
             try:
                 half_frozen = self._mapped_step(self.watch, step)
@@ -128,8 +121,8 @@ class Mapped(OptimizerWrapper):
                 stacks.append(stack)
             else:
                 reason = _HALF_FROZEN
-        first = partial(self._first_step, step) if self._steps == 1 and self.moves_weights else step
-        take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner), watch.shards())
+        first = partial(self._first_step, step) if self._steps == 1 and watch.moves_weights else step
+        take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner))
         return reason
 
     def _first_step(self, step: Callable[[], Any]) -> None:
@@ -159,7 +152,7 @@ class Mapped(OptimizerWrapper):
         """Add a parameter group to the inner optimizer, and measure the layers that it brings."""
         super().add_param_group(param_group)
         if self.watch is not None:
-            self.watch.find(self._parameters())
+            self.watch.find(self.param_groups)
 
     def detach(self) -> nn.Module:
         """Return the model, which is the plain one at all times, and take plain steps from now on.
@@ -183,26 +176,26 @@ class Mapped(OptimizerWrapper):
         """Return the last measurements as flat numbers, for any logger, with the treated shares in [0, 1]."""
         return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
 
-    def _memory(self, watch: Watching) -> Memory:
+    def _entries(self, watch: Watching) -> SavedEntries:
         settings = {name: self._settings[name] or 0 for name in self.shaping}
-        return Memory(type(self).__name__, self.prefix, settings, watch, self.inner)
+        return SavedEntries(type(self).__name__, self.prefix, settings, watch, self.inner)
 
     def _saved_state(self) -> dict[Any, Any]:
         saved = super()._saved_state()
-        return saved if self.watch is None else self._memory(self.watch).beside(saved)
+        return saved if self.watch is None else self._entries(self.watch).beside(saved)
 
     def _state_dict(self) -> dict[str, Any]:
         plain = super()._state_dict()
-        return plain if self.watch is None else self._memory(self.watch).added_to(plain)
+        return plain if self.watch is None else self._entries(self.watch).added_to(plain)
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.watch is None:
             super()._load_state_dict(state_dict)
             return
-        memory = self._memory(self.watch)
-        loaded, rest = memory.taken_from(state_dict)
+        entries = self._entries(self.watch)
+        loaded, rest = entries.taken_from(state_dict)
         super()._load_state_dict(rest)
-        memory.load(loaded, rest)
+        entries.load(loaded, rest)
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:

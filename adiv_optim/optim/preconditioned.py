@@ -11,14 +11,15 @@ from torch.optim import Optimizer
 from .. import _device
 from .._checks import check_count, check_positive, given
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
-from .chart import Chart
+from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
 from .covariance import Covariance
 from .mapped import Mapped
-from .roots import Factor, NoRootError, Whole
+from .roots import NoRootError, RightFactor, Whole
+from .watch import Watch
+from .watching import ChangeOfVariables
 
 
-def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
+def inverses(covariance: Covariance, damping: float) -> Sequence[RightFactor]:
     """Return (A + λI)⁻¹, block by block."""
     level = covariance.ridge(1.0)
     return [Whole(damped_inverse(block, level, damping)) for block in covariance.mean()]
@@ -82,7 +83,6 @@ class Preconditioned(Mapped):
 
     prefix: ClassVar[str] = PREFIX
     shaping: ClassVar[Sequence[str]] = ("max_dim",)
-    moves_weights: ClassVar[bool] = False
     count_rows = count_rows
 
     def __init__(
@@ -100,15 +100,15 @@ class Preconditioned(Mapped):
     ) -> None:
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
-        chart = Chart(
+        change = ChangeOfVariables(
             partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
             partial(covariance_metrics, damping=damping),
             moves_weights=False,
         )
         make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows)
-        settings = {
-            "damping": damping, "decay": decay, "every": every, "max_dim": max_dim, "max_rows": max_rows,
-            "process_group": process_group, "skip": skip,
-        }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Preconditioned", optimizer, chart, make, settings), settings)
+        watch = Watch(
+            "Preconditioned", model, change, make, every=every, decay=decay, process_group=process_group, skip=skip
+        )
+        settings = {"damping": damping, "max_dim": max_dim, "max_rows": max_rows}
+        super().__init__(optimizer, watch, {**settings, **watch.settings})

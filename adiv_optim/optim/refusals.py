@@ -58,6 +58,6 @@ def refuse_kept_weights(name: str, unknown: Iterable[Optimizer], before: Mapping
 
 def _is_copy(value: Any, weight: Tensor) -> bool:
     """Whether a tensor of a state is a copy of a weight; numbers that are all whole may agree by chance."""
-    if not isinstance(value, Tensor) or value is weight or value.shape != weight.shape or weight.is_meta:
+    if not isinstance(value, Tensor) or value.shape != weight.shape or weight.is_meta:
         return False
     return torch.equal(value, weight.to(value)) and bool((value != value.round()).any())

@@ -231,7 +231,7 @@ class Scales:
 
 
 #: A matrix that [W, b] is multiplied with from the right.
-Factor = Whole | LowRank | Scales
+RightFactor = Whole | LowRank | Scales
 
 
 def stacked(factors: Sequence[Any]) -> Any:

@@ -4,7 +4,7 @@ Every parameter that a matrix multiplies from the right is brought into one cano
 inputs with the first two as one dimension; a stack of one is a view of the parameter.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from .._device import at_least_float32
 from .._distributed import add_up_shards, local
 from ..rows.layers import Layout
 from ..rows.matrices import as_matrices, from_matrices
-from .roots import Factor
+from .roots import RightFactor
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +40,7 @@ class Stack:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        factors: Sequence[Factor],
+        factors: Sequence[RightFactor],
         *,
         layout: Layout | None = None,
         layers: int = 1,
@@ -53,7 +53,6 @@ class Stack:
         self.layout, self.layers = layout, layers
         self.moves_weights, self.rescale, self.shrink = moves_weights, rescale, shrink
         self.shapes = [local(parameter).shape for parameter in parameters[: len(parameters) // layers]]
-        self.is_entrywise = layout is None
         #: Whether the learning rate is 0, and whether anything may read the weights in the step.
         self.has_zero_lr, self.is_read = False, True
         self.forget()
@@ -65,12 +64,11 @@ class Stack:
         self.old: list[Tensor] = []
         self.start: list[Tensor] = []
         self.now: list[Tensor] = []
-        #: Minus the step, mapped back, and its factor, None for 1; the factors of the old weights.
+        #: Minus the step, mapped back, and the factors of the old weights beside it.
         self.steps: list[Tensor] = []
-        self.ratio: Tensor | None = None
         self.keep: list[float] = []
-        #: Sums over the part that this process holds, to which others add theirs, (sums, layers).
-        self.sums: Tensor | None = None
+        #: The norms of each layer's step before and after it is mapped back, (2, layers); of this process's shard.
+        self.norms: Any = None
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return tensors of the parameters' shapes in the canonical shape; a bias has one column."""
@@ -90,7 +88,7 @@ class Stack:
             return every
         return [part for layer in zip(*(parts.unbind() for parts in every), strict=True) for part in layer]
 
-    def _times(self, factors: Sequence[Factor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
+    def _times(self, factors: Sequence[RightFactor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
         """Return [W, b] times a matrix, block by block; it may overwrite the parts."""
         weight, bias = parts if len(parts) == 2 else (parts[0], None)
         columns = [weight] if len(self.blocks) == 1 else [weight[..., block] for block in self.blocks]
@@ -104,38 +102,32 @@ class Stack:
     def _local_parameters(self) -> list[Tensor]:
         return [local(parameter).detach() for parameter in self.parameters] if self.moves_weights else []
 
-    def begin(self, decays: Mapping[int, float], is_read: bool) -> None:
-        """Keep gradients and weights as they are; for the arguments see `take_step`."""
-        self.gradients = [p.grad for p in self.parameters]
-        if not self.moves_weights:
-            return
-        joined = self.join(self._local_parameters())
-        self.old = joined if self.layers > 1 else [w.clone(memory_format=torch.preserve_format) for w in joined]
-        self.is_read = is_read or any(id(p) not in decays for p in self.parameters)
-        first_layer = self.parameters[: len(joined)]  # layers of one stack are in the same groups
-        self.keep = [decays.get(id(p), 1.0) for p in first_layer]
+    def enter(self, decays: Mapping[int, float], is_read: bool) -> None:
+        """Keep gradients and weights, and write both in the new variables; for the arguments see `take_step`.
 
-    def enter(self) -> None:
-        """Write parameters and gradients in the new variables: zeros where the optimizer does not read the weights.
-
-        A weight that was 0 holds the step itself afterwards.
+        Where the optimizer reads no weights it finds zeros: a weight that was 0 holds the step itself afterwards.
         """
+        self.gradients = [p.grad for p in self.parameters]
+        if self.moves_weights:
+            joined = self.join(self._local_parameters())
+            self.old = joined if self.layers > 1 else [w.clone(memory_format=torch.preserve_format) for w in joined]
+            self.is_read = is_read or any(id(p) not in decays for p in self.parameters)
+            first_layer = self.parameters[: len(joined)]  # layers of one stack are in the same groups
+            self.keep = [decays.get(id(p), 1.0) for p in first_layer]
         gradients = [_placed_as(p, p.grad) for p in self.parameters if p.grad is not None]
         mapped = self._times(self.factors, self.join([at_least_float32(local(each)) for each in gradients]))
         for parameter, gradient, new in zip(self.parameters, gradients, self.split(mapped), strict=True):
             parameter.grad = _laid_out_as(gradient, new)
-        if not self.moves_weights:
-            return
         parts = self._local_parameters()
-        if not self.is_read:
+        if parts and not self.is_read:
             torch._foreach_zero_(parts)
-            return
-        inverse = [factor.inverse for factor in self.factors]
-        there = self._times(inverse, [at_least_float32(old) for old in self.old])
-        for part, value in zip(parts, self.split(there), strict=True):
-            part.copy_(value)
-        # As it is rounded to the parameters' precision.
-        self.start = [value.to(old.dtype).to(value.dtype) for value, old in zip(there, self.old, strict=True)]
+        elif parts:
+            inverse = [factor.inverse for factor in self.factors]
+            there = self._times(inverse, [at_least_float32(old) for old in self.old])
+            for part, value in zip(parts, self.split(there), strict=True):
+                part.copy_(value)
+            # As it is rounded to the parameters' precision.
+            self.start = [value.to(old.dtype).to(value.dtype) for value, old in zip(there, self.old, strict=True)]
 
     def leave(self) -> None:
         """Give the user's gradients back, free the mapped ones, and map the step back."""
@@ -156,7 +148,7 @@ class Stack:
         self.steps = self._times(self.factors, steps, overwrite=True)
         if self.rescale is not None:
             norms = torch.stack(before + self._norms(self.steps)).view(2, len(steps), self.layers, -1)
-            self.sums = norms[:, 0, :, 0] if norms.numel() == 2 else torch.linalg.vector_norm(norms, dim=(1, 3))
+            self.norms = norms[:, 0, :, 0] if norms.numel() == 2 else torch.linalg.vector_norm(norms, dim=(1, 3))
         if self.shrink != 1 and not self.has_zero_lr:
             self.steps = [step.mul_(self.shrink) for step in self.steps]
             self.keep = [self.shrink * keep for keep in self.keep]
@@ -166,32 +158,30 @@ class Stack:
         dim = None if self.layers == 1 else (-2, -1)
         return [torch.linalg.vector_norm(part, dim=dim) for part in parts] if self.rescale is not None else []
 
-    def settle(self) -> None:
-        """Find the factors of the step, once sums over processes are made."""
-        if self.rescale is not None and self.sums is not None:
-            ratio = self.rescale(*self.sums)
-            copies = self.steps[0].shape[0] // self.layers
-            self.ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
-
     def write(self) -> None:
-        """Let each weight be its factor times the old one, minus the step: w - (+0) is w for every w."""
+        """Let each weight be its factor times the old one, minus the rescaled step: w - (+0) is w for every w."""
+        ratio: Tensor | None = None
+        if self.rescale is not None and self.norms is not None:
+            copies = self.steps[0].shape[0] // self.layers
+            ratio = self.rescale(*self.norms)
+            ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
         new: list[Tensor] = []
         for old, now, step, keep in zip(self.old, self.now, self.steps, self.keep, strict=True):
             weight = old.to(step.dtype)
             weight = weight if keep == 1 else weight * keep
             out = now if now.dtype == step.dtype else None
-            if self.is_entrywise and self.is_read:  # an optimizer that sets a weight to zero means zero
+            if self.layout is None and self.is_read:  # an optimizer that sets a weight to zero means zero
                 new.append(torch.where(now == 0, now, weight - step))
-            elif self.ratio is None:
+            elif ratio is None:
                 new.append(torch.sub(weight, step, out=out))
             else:
-                new.append(torch.addcmul(weight, step, self.ratio, value=-1, out=out))
+                new.append(torch.addcmul(weight, step, ratio, value=-1, out=out))
         self._copy(new)
 
     def restore(self) -> None:
-        """Give parameters and gradients their values of before the step."""
+        """Give parameters and gradients their values of before the step; nothing where that has not begun."""
         self._copy(self.old)
-        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=False):
             parameter.grad = gradient
 
     def _copy(self, joined: Sequence[Tensor]) -> None:
@@ -201,13 +191,7 @@ class Stack:
             torch._foreach_copy_([part for part, _ in elsewhere], [value for _, value in elsewhere])
 
 
-def take_step(
-    stacks: Sequence[Stack],
-    step: Callable[[], Any],
-    decays: Mapping[int, float],
-    is_read: bool,
-    shards: Collection[Any] = (),
-) -> None:
+def take_step(stacks: Sequence[Stack], step: Callable[[], Any], decays: Mapping[int, float], is_read: bool) -> None:
     """Let an optimizer step in the variables of stacks; whatever ends that early, all of them are as they were.
 
     Args:
@@ -215,45 +199,33 @@ def take_step(
         step: the optimizer's.
         decays: of `decay_factors`.
         is_read: whether somebody may read the weights in the step, whatever the optimizer does.
-        shards: weights that processes add up sums of, whatever each of them has measured.
     """
     try:
         for stack in stacks:
-            stack.begin(decays, is_read)
-        try:
-            for stack in stacks:
-                stack.enter()
-            step()
-            for stack in stacks:
-                stack.leave()
-            if shards:
-                _add_up(stacks, shards)
-            for stack in stacks:
-                stack.settle()
-            for stack in stacks:
-                stack.write()
-        except BaseException:
-            for stack in stacks:
-                stack.restore()
-            raise
+            stack.enter(decays, is_read)
+        step()
+        for stack in stacks:
+            stack.leave()
+        _add_up_norms(stacks)
+        for stack in stacks:
+            stack.write()
+    except BaseException:
+        for stack in stacks:
+            stack.restore()
+        raise
     finally:
         for stack in stacks:
             stack.forget()
 
 
-def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
+def _add_up_norms(stacks: Sequence[Stack]) -> None:
     """Add up the norms, by their squares, of weights of which each process holds some rows."""
-    stack_of = {id(stack.parameters[0]): stack for stack in stacks if stack.sums is not None}
-    pairs = []
-    for weight in shards:
-        squares = torch.zeros(2, 1, dtype=_device.widest_dtype(weight.device), device=weight.device)
-        if (stack := stack_of.get(id(weight))) is not None and stack.sums is not None:
-            squares = stack.sums.to(squares).square()
-        pairs.append((weight, squares))
-    add_up_shards(pairs)
-    for weight, squares in pairs:
-        if (stack := stack_of.get(id(weight))) is not None and stack.sums is not None:
-            stack.sums = squares.sqrt().to(stack.sums)
+    of_shards = [each for each in stacks if each.norms is not None and hasattr(each.parameters[0], "placements")]
+    squares = [each.norms.to(_device.widest_dtype(each.norms.device)).square() for each in of_shards]
+    if of_shards:
+        add_up_shards(zip((each.parameters[0] for each in of_shards), squares, strict=True))
+    for each, total in zip(of_shards, squares, strict=True):
+        each.norms = total.sqrt().to(each.norms)
 
 
 def _placed_as(parameter: Any, gradient: Any) -> Tensor:

@@ -10,17 +10,18 @@ from torch.optim import Optimizer
 
 from .._checks import check_count, check_positive, given
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
-from .chart import Chart
+from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
 from .covariance import Covariance
 from .mapped import Mapped
-from .roots import Factor
+from .roots import RightFactor
+from .watch import Watch
+from .watching import ChangeOfVariables
 
 
-def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[Factor]:
+def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[RightFactor]:
     """Return the inverse root of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`, block by block."""
     ridge = covariance.ridge(damping)
-    scale = covariance.level() + ridge if graft_norm else torch.ones_like(ridge)
+    scale = covariance.mean_square() + ridge if graft_norm else torch.ones_like(ridge)
     return covariance.inverse_roots(scale, ridge, covariance.size / damping + 1)
 
 
@@ -120,15 +121,19 @@ class Whitened(Mapped):
     ) -> None:
         check_positive("Whitened", damping=damping)
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
-        chart = Chart(
+        change = ChangeOfVariables(
             partial(inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
             partial(covariance_metrics, damping=damping),
             rescale=keep_norm if graft_norm else None,
         )
         make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank)
+        watch = Watch("Whitened", model, change, make, every=every, decay=decay, process_group=process_group, skip=skip)
         settings = {
-            "damping": damping, "decay": decay, "every": every, "graft_norm": graft_norm, "rank": rank,
-            "max_dim": max_dim, "max_rows": max_rows, "process_group": process_group, "skip": skip,
-        }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Whitened", optimizer, chart, make, settings), settings)
+            "damping": damping,
+            "graft_norm": graft_norm,
+            "rank": rank,
+            "max_dim": max_dim,
+            "max_rows": max_rows,
+        }
+        super().__init__(optimizer, watch, {**settings, **watch.settings})

@@ -121,10 +121,10 @@ class OptimizerWrapper(Optimizer):
         every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
         return OptimizerWrapper.metrics(self) | every
 
-    def _why_lost(self, model: nn.Module, has_changed: bool = False) -> str:
+    def _why_lost(self, model: nn.Module) -> str:
         """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
         self._steps += 1
-        if self._steps > 2 and not has_changed:  # looking costs a walk over the model
+        if self._steps > 2:  # looking costs a walk over the model
             return ""
         self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
         return explain_replaced_parameters(self, model, self._steps == 2 and not self._fed)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .._distributed import address, local
+from .._device import address, local
 from .layers import Corrected, plain_type
 
 #: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.

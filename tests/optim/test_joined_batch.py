@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +17,8 @@ WRAPPERS: dict[str, Callable[..., Any]] = {
     "rank": lambda *given, **options: Whitened(*given, rank=2, **options),
     "preconditioned": Preconditioned,
 }
-#: What the second process does with its half of a batch.
-CASES = ("sees its rows", "is not called", "sees no rows", "finds other signs")
+#: What the second process does with its half of a batch; or an interrupt of both, which then call step() again.
+CASES = ("sees its rows", "is not called", "sees no rows", "finds other signs", "is interrupted")
 
 
 def built(kind: Callable[..., Any]) -> tuple[Any, Any]:
@@ -39,6 +40,10 @@ def with_other_signs(matrix: Tensor, eigh: Callable[..., Any] = torch.linalg.eig
     return values, vectors * torch.tensor([1.0, -1.0]).repeat(len(values))[: len(values)]
 
 
+def interrupted(matrix: Tensor) -> Any:
+    raise KeyboardInterrupt
+
+
 def on_each(rank: int) -> dict[tuple[str, str], dict[str, Tensor]]:
     """The weights after three steps on gradients that are added up, by wrapper and case."""
     found = {}
@@ -55,6 +60,11 @@ def on_each(rank: int) -> dict[tuple[str, str], dict[str, Tensor]]:
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                     torch.distributed.all_reduce(p.grad)
+                if case == "is interrupted" and seed == 1 and name != "preconditioned":
+                    torch.linalg.eigh = interrupted
+                    with pytest.raises(KeyboardInterrupt):
+                        optimizer.step()
+                    torch.linalg.eigh = real
                 optimizer.step()
             torch.linalg.eigh = real
             found[name, case] = model.state_dict()

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
+from tests.helpers.remembered import rows_counted
 from tests.helpers.steps import each_by_inputs, inputs, network, sgd, stepped, weights
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -49,3 +51,16 @@ def test_a_weight_that_another_shape_has_replaced_is_no_error_in_the_forward_pas
         setattr(layer, kind, nn.Parameter(old[:, KEPT] if name == "2.weight" else old[KEPT]))
     with pytest.warns(UserWarning, match="takes plain steps"):
         stepped(model, optimizer, inputs(1, size=2.0))
+
+
+@each_by_inputs
+def test_calls_of_a_part_of_a_network_do_not_count(wrapper):
+    """Some hidden units alone, as of a slimmable network: a layer behind them reads fewer columns."""
+    model = network()
+    optimizer = wrapper(sgd(model, lr=0.01), model)
+    first, _, last = model
+    part = {"0.weight": first.weight[KEPT], "0.bias": first.bias[KEPT], "2.weight": last.weight[:, KEPT]}
+    functional_call(model, part, (inputs(0),)).sum().backward()
+    model(inputs(1)).sum().backward()
+    optimizer.step()
+    assert rows_counted(optimizer) == {"0.weight": 8, "2.weight": 8}
