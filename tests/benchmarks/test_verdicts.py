@@ -1,13 +1,12 @@
 """Verdicts follow from the numbers, by scipy's tests, and say what would decide what is undecided."""
 
 import math
-import random
 
 import pytest
 from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
-from benchmarks.core.tables import exact, holm, spearman
+from benchmarks.core.tables import exact, spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS, Claim, every
 from benchmarks.digests.judges import Finding
@@ -65,6 +64,7 @@ def test_paired_difference_is_that_of_the_problems_that_both_learned():
     text = f"-1.100 nats [{low:+.3f}, {high:+.3f}]"
     assert judges.lead(own, {"other": other}, error) == Finding(True, "", "3", [rounded(test.pvalue)], text)
     assert judges.lead(own, {"other": other}, error._replace(is_lower_better=False)).holds is False
+    assert judges.lead({1: 1.0}, {"other": other}, error).holds is None  # of one pair there is no test
     assert judges.lead(own, {"other": other | {3: math.inf}}, error) == Finding(None, "a run broke down", "3")
 
 
@@ -221,17 +221,6 @@ def test_verdicts_without_any_results_are_all_undecided(tmp_path):
     stores = {"digits": stored(tmp_path, "digits", [result()])}
     assert not [each.text for each in CLAIMS if each.finding(stores).holds is not None]
     assert "Undecided" in DIGESTS["verdicts"].section(stores, "verdicts", tmp_path).text
-
-
-def test_holms_p_is_the_definition():
-    """The k-th smallest p times n - k + 1, and the greatest of those up to it."""
-    generator = random.Random(0)
-    for count in (1, 2, 7, 30):
-        values = [generator.random() ** 3 for _ in range(count)]
-        ordered = sorted(values)
-        steps = [min(1.0, (count - k) * p) for k, p in enumerate(ordered)]
-        wanted = {p: max(steps[: k + 1]) for k, p in enumerate(ordered)}
-        assert holm(values) == [wanted[p] for p in values]
 
 
 def test_a_claim_of_several_differences_has_the_p_that_it_stands_on():
