@@ -55,7 +55,7 @@ class Column(NamedTuple):
     panel: str
     mark: str  # within the panel
     unit: str
-    found: dict[str, list[float]]  # label of a row → its seeds' accuracies or losses
+    seeds: dict[str, list[float]]  # label of a row → accuracies or losses
 
     @property
     def title(self) -> str:
@@ -65,11 +65,11 @@ class Column(NamedTuple):
 
 def _columns(stores: Stores) -> list[Column]:
     def column(panel: str, mark: str, unit: str, of: Callable[[Row], Sample]) -> Column:
-        found = {}
+        seeds = {}
         for row in ROWS:
             with suppress(LookupError):
-                found[row.label] = [*of(row).values()]
-        return Column(panel, mark, unit, found)
+                seeds[row.label] = [*of(row).values()]
+        return Column(panel, mark, unit, seeds)
 
     def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:
         return lambda row: reached(stores, file, method=row.image, **wanted)
@@ -101,10 +101,10 @@ def _verdict(stores: Stores, name: str, folder: Path) -> Section:
     columns, cells = _columns(stores), dict[tuple[str, str], Cell]()
     _figure(columns, folder / f"{name}.png")
     for column in columns:
-        best = (max if column.unit == "%" else min)(column.found.values(), key=statistics.fmean)
-        for label, seeds in column.found.items():
-            text, numbers = estimate(seeds, 2 if column.unit == "%" else 3)
-            p = {} if seeds is best else {"p against the best": welch(seeds, best).p}
+        best = (max if column.unit == "%" else min)(column.seeds.values(), key=statistics.fmean)
+        for label, values in column.seeds.items():
+            text, numbers = estimate(values, 2 if column.unit == "%" else 3)
+            p = {} if values is best else {"p against the best": welch(values, best).p}
             cells[label, column.title] = Cell(text, {**numbers, **p})
     titles = {column.title: column.title for column in columns}
     table = pivot([""], {row.label: [row.label] for row in ROWS}, titles, cells)
@@ -124,21 +124,21 @@ _WIDER = 1.5
 def _figure(columns: list[Column], path: Path) -> None:
     """A panel per network, in it a line per row that has run, and a mark for each of two ways to train."""
     panels = grouped(columns, lambda column: column.panel)
-    lines = [[row.label for row in ROWS if any(row.label in each.found for each in pair)] for pair in panels.values()]
+    lines = [[row.label for row in ROWS if any(row.label in each.seeds for each in pair)] for pair in panels.values()]
     # Narrow and high, so that its letters can be read where it is 400 pixels wide.
     size, shares = (6.4, 0.25 * sum(map(len, lines)) + 3.2), [len(rows) + 1 for rows in lines]
     fig, axes = plt.subplots(len(panels), figsize=size, height_ratios=shares, layout="constrained")
     with saved(fig, path):
         for axis, (panel, pair), rows in zip(axes, panels.items(), lines, strict=True):
             frame = pd.DataFrame(
-                [(label, each.mark, seed) for each in pair for label, seeds in each.found.items() for seed in seeds],
+                [(label, each.mark, seed) for each in pair for label, seeds in each.seeds.items() for seed in seeds],
                 columns=["row", "mark", "value"],
             )
             look: dict[str, Any] = {"palette": ["tab:orange", "tab:blue"], "linestyle": "none", "markersize": 6}
             look |= {"capsize": 0.3, "err_kws": {"linewidth": 1.5}}
             sns.pointplot(frame, x="value", y="row", hue="mark", order=rows, errorbar="se", ax=axis, **look)
             for column, style in zip(pair, (":", "-"), strict=True):
-                axis.axvline(statistics.fmean(column.found[rows[0]]), color="0.6", linewidth=0.8, linestyle=style)
+                axis.axvline(statistics.fmean(column.seeds[rows[0]]), color="0.6", linewidth=0.8, linestyle=style)
             is_loss = pair[0].unit == "nats"
             means = frame.groupby(["row", "mark"])["value"].mean().sort_values(ascending=is_loss)
             first, *_, last, far = means

@@ -53,9 +53,9 @@ def layers(data: str) -> dict[str, Any]:
     for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512), *large):
         rows.append(layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
     images = (((32, 64, 16, 16), 3, False), ((32, 256, 8, 8), 1, False), ((32, 3, 32, 32), 3, True))
-    for (image, kernel, first), own in product(images, (Proportional(), rule)):
-        what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(own).__name__}"
-        rows.append(layer_row(what, partial(jobs.conv_layer, image, 64, kernel, first), own))
+    for (image, kernel, first), correction in product(images, (Proportional(), rule)):
+        what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(correction).__name__}"
+        rows.append(layer_row(what, partial(jobs.conv_layer, image, 64, kernel, first), correction))
     shape = (512, 1024, 1024)
     peers = {"torch.func per-sample gradients": jobs.per_sample, "Opacus per-sample hooks": jobs.opacus}
     for name, peer in peers.items():

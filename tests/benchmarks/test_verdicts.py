@@ -8,7 +8,7 @@ from scipy import stats
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.tables import exact, spearman
 from benchmarks.digests import judges, special
-from benchmarks.digests.claims import CLAIMS, Claim, every
+from benchmarks.digests.claims import CLAIMS, Claim, all_of
 from benchmarks.digests.judges import Finding
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
 from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, on_page, whole_p
@@ -168,8 +168,8 @@ def test_one_that_does_not_hold_is_enough_against_all():
     yes, no, undecided = (
         lead(own, {"other": other}, ACCURACY) for own, other in ((HIGH, LOW), (LOW, HIGH), (HIGH, WIDE))
     )
-    assert [every(each).holds for each in ([yes, yes], [yes, undecided], [undecided, no])] == [True, None, False]
-    twice = every([yes, lead(HIGH[::-1], {"other": LOW}, ACCURACY)])
+    assert [all_of(each).holds for each in ([yes, yes], [yes, undecided], [undecided, no])] == [True, None, False]
+    twice = all_of([yes, lead(HIGH[::-1], {"other": LOW}, ACCURACY)])
     assert (twice.n, twice.p) == ("3, 3", [*yes.p, *yes.p])  # a p for every difference, if two are alike
 
 
