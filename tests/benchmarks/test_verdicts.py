@@ -13,7 +13,7 @@ from benchmarks.digests.judges import Finding
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
 from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, on_page, whole_p
 
-from .conftest import result, stored
+from .conftest import STORES, result, stored
 
 HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
 
@@ -209,8 +209,9 @@ def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
     assert down.n == "2"
 
 
-def test_claims_name_commands_that_exist():
+def test_claims_name_results_and_commands_that_exist():
     for each in CLAIMS:
+        assert each.finding(STORES) != Finding(None), each  # as one would be of a row with a mistake in it
         words = decide(each).split()
         if words:
             assert words[:3] == ["python", "-m", "benchmarks"]
