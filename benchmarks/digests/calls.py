@@ -105,7 +105,7 @@ def _paces(stores: Stores, call: Call) -> float | None:
     """By the processor time of runs of one network and number of points, if there are."""
     wrapped, bare = (
         {key: statistics.median(map(pace, alike)) for key, alike in grouped(each, setting("hidden", "inner")).items()}
-        for each in (runs(stores, call.file, **{**call.among, **own}) for own in (call.wrapped, call.bare))
+        for each in (runs(stores, call.file, **{**call.among, **arm}) for arm in (call.wrapped, call.bare))
     )
     ratios = [wrapped[key] / bare[key] for key in wrapped if key in bare]
     return statistics.median(ratios) if ratios else None

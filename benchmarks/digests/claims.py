@@ -44,7 +44,7 @@ class Claim(NamedTuple):
         name, *words = self.judge.split()
         judge = JUDGES[name]
         with suppress(LookupError):
-            finding = every([judge(stores, self.file, ours, others, *words) for ours, others in self.parts])
+            finding = all_of([judge(stores, self.file, ours, others, *words) for ours, others in self.parts])
             longest = max(r["settings"]["epochs"] for r in runs(stores, self.file)) if self.epochs else 0
             if longest < int(self.epochs or 0):
                 return finding._replace(holds=None, word=f"{longest} of {self.epochs} epochs")
@@ -60,7 +60,7 @@ class Claim(NamedTuple):
         return "; ".join(dict.fromkeys(", ".join(map(str, pair)) for pair in counts if any(pair)))
 
 
-def every(findings: Sequence[Finding]) -> Finding:
+def all_of(findings: Sequence[Finding]) -> Finding:
     """All of several findings hold; one that does not is enough against it."""
     verdicts = [finding.holds for finding in findings]
     holds = False if False in verdicts else None if None in verdicts else True

@@ -1,21 +1,24 @@
 """What is made from several files of results: who wins on three networks, and how long everything trained."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
+import seaborn as sns
+
 from ..core.figure import plt, saved
-from ..core.store import Result, Store
+from ..core.store import Result
 from ..core.study import Digest
-from ..core.tables import Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
+from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine, pivot, welch
 from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import data_label
 from ..studies.texts import best_rows, curve, draw
-from .reached import Sample, reached
+from .reached import Sample, Stores, reached
 
 
 class Row(NamedTuple):
@@ -24,7 +27,6 @@ class Row(NamedTuple):
     label: str
     image: str | None  # a method of the studies on images
     language: tuple[str, str] = ("", "")  # norm; method behind an optimizer
-    color: str | None = None  # the image method's, if there is one
     convolutions: str | None = None  # a method of theirs, if it is another
 
 
@@ -42,8 +44,8 @@ ROWS = [
     Row("`BatchIdeal`", "batch-ideal"),
     Row("`Whitened(rank=16)`", "whitened-16", ("none", "whitened-{}-16")),
     Row("`InputScaled`", "input-scaled", ("none", "input-scaled-{}")),
-    Row("`InputScaled(hold=True)`", None, ("none", "input-held-{}"), METHODS["input-held-adamw"].color),
-    Row("LayerNorm, `Whitened(rank=16)`", None, ("layernorm", "whitened-{}-16"), METHODS["whitened-16"].color),
+    Row("`InputScaled(hold=True)`", None, ("none", "input-held-{}")),
+    Row("LayerNorm, `Whitened(rank=16)`", None, ("layernorm", "whitened-{}-16")),
 ]
 
 
@@ -53,16 +55,21 @@ class Column(NamedTuple):
     panel: str
     mark: str  # within the panel
     unit: str
-    found: dict[str, list[float]]  # label of a row → its seeds' accuracies or losses
+    seeds: dict[str, list[float]]  # label of a row → accuracies or losses
+
+    @property
+    def title(self) -> str:
+        """Its header."""
+        return f"{self.panel}, {self.mark}, {self.unit}"
 
 
-def _columns(stores: Mapping[str, Store]) -> list[Column]:
+def _columns(stores: Stores) -> list[Column]:
     def column(panel: str, mark: str, unit: str, of: Callable[[Row], Sample]) -> Column:
-        found = {}
+        seeds = {}
         for row in ROWS:
             with suppress(LookupError):
-                found[row.label] = [*of(row).values()]
-        return Column(panel, mark, unit, found)
+                seeds[row.label] = [*of(row).values()]
+        return Column(panel, mark, unit, seeds)
 
     def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:
         return lambda row: reached(stores, file, method=row.image, **wanted)
@@ -89,29 +96,18 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
     ]
 
 
-def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
+def _verdict(stores: Stores, name: str, folder: Path) -> Section:
     """Table, figure and caption; beside the best of a column stands p of all others against it."""
-    columns = _columns(stores)
+    columns, cells = _columns(stores), dict[tuple[str, str], Cell]()
     _figure(columns, folder / f"{name}.png")
-    best = [
-        (max if column.unit == "%" else min)(column.found, key=lambda label: statistics.fmean(column.found[label]))
-        for column in columns
-    ]
-    rows = list[Cells]()
-    for row in ROWS:
-        cells: list[str | Cell] = [row.label]
-        for column, first in zip(columns, best, strict=True):
-            seeds = column.found.get(row.label)
-            if seeds is None:
-                cells.append("")
-                continue
-            cell = estimate(seeds, 2 if column.unit == "%" else 3)
-            if row.label != first:
-                p = welch(seeds, column.found[first]).p
-                cell = cell._replace(numbers={**cell.numbers, "p against the best": p})
-            cells.append(cell)
-        rows.append(cells)
-    table = Table(["", *(f"{column.panel}, {column.mark}, {column.unit}" for column in columns)], rows)
+    for column in columns:
+        best = (max if column.unit == "%" else min)(column.seeds.values(), key=statistics.fmean)
+        for label, values in column.seeds.items():
+            text, numbers = estimate(values, 2 if column.unit == "%" else 3)
+            p = {} if values is best else {"p against the best": welch(values, best).p}
+            cells[label, column.title] = Cell(text, {**numbers, **p})
+    titles = {column.title: column.title for column in columns}
+    table = pivot([""], {row.label: [row.label] for row in ROWS}, titles, cells)
     caption = (
         "Test accuracy on CIFAR-10 and test loss on characters, lower being better: mean ± standard error over seeds. "
         "What is empty has not run so. Settings of the last five columns are chosen by another seed on held-out data; "
@@ -121,57 +117,48 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     return Section([table, caption])
 
 
-#: The worst mark of a panel is cut, to an arrow and numbers, if the panel would be so many times wider with it.
+#: The worst mean of a panel is cut, to its number, if the panel would be so many times wider with it.
 _WIDER = 1.5
 
 
 def _figure(columns: list[Column], path: Path) -> None:
-    """A panel per network and in it a line per row that has run, a filled and a hollow mark for two ways to train."""
-    networks = list(dict.fromkeys(column.panel for column in columns))
-    pairs = [[column for column in columns if column.panel == panel] for panel in networks]
-    lines = [[row for row in ROWS if any(row.label in column.found for column in pair)] for pair in pairs]
+    """A panel per network, in it a line per row that has run, and a mark for each of two ways to train."""
+    panels = grouped(columns, lambda column: column.panel)
+    lines = [[row.label for row in ROWS if any(row.label in each.seeds for each in pair)] for pair in panels.values()]
     # Narrow and high, so that its letters can be read where it is 400 pixels wide.
     size, shares = (6.4, 0.25 * sum(map(len, lines)) + 3.2), [len(rows) + 1 for rows in lines]
-    fig, axes = plt.subplots(len(networks), figsize=size, height_ratios=shares, layout="constrained")
+    fig, axes = plt.subplots(len(panels), figsize=size, height_ratios=shares, layout="constrained")
     with saved(fig, path):
-        for axis, panel, pair, rows in zip(axes, networks, pairs, lines, strict=True):
-            means = (mean_and_error(seeds)[0] for column in pair for seeds in column.found.values())
-            near = sorted(means, reverse=pair[0].unit == "%")
-            while len(near) > 2 and abs(near[-1] - near[0]) > _WIDER * abs(near[-2] - near[0]):
-                near.pop()
-            edge = near[-1] + 0.08 * (near[-1] - near[0])
-            for column, filled in zip(pair, (False, True), strict=True):
-                for place, row in enumerate(rows):
-                    if seeds := column.found.get(row.label):
-                        color = row.color or (METHODS[row.image].color if row.image else "0.4")
-                        inside = color if filled else "white"
-                        mean, error = mean_and_error(seeds)
-                        if mean in near:
-                            look = {"color": color, "markerfacecolor": inside, "markersize": 6, "zorder": 3}
-                            axis.errorbar(mean, place, xerr=error, fmt="o", capsize=5, capthick=1.5, **look)
-                        else:
-                            axis.plot(edge, place, "<", color=color, markerfacecolor=inside, markersize=7)
-                            text = f"{mean:.3g} ± {error:.2g}"
-                            axis.annotate(text, (edge, place), (9, 0), textcoords="offset points", va="center")
-                plain = statistics.fmean(column.found[ROWS[0].label])
-                axis.axvline(plain, color="0.6", linewidth=0.8, linestyle="-" if filled else ":")
-                face = "0.3" if filled else "white"
-                axis.plot([], [], "o", color="0.3", markerfacecolor=face, markersize=6, label=column.mark)
-            what = "test accuracy, %" if pair[0].unit == "%" else "test loss, nats"
-            axis.set_xlabel(f"{what} (better →)", loc="right")
-            axis.grid(axis="x", alpha=0.3)
-            for place in range(0, len(rows), 2):
-                axis.axhspan(place - 0.5, place + 0.5, color="0.96", zorder=0)
+        for axis, (panel, pair), rows in zip(axes, panels.items(), lines, strict=True):
+            frame = pd.DataFrame(
+                [(label, each.mark, seed) for each in pair for label, seeds in each.seeds.items() for seed in seeds],
+                columns=["row", "mark", "value"],
+            )
+            look: dict[str, Any] = {"palette": ["tab:orange", "tab:blue"], "linestyle": "none", "markersize": 6}
+            look |= {"capsize": 0.3, "err_kws": {"linewidth": 1.5}}
+            sns.pointplot(frame, x="value", y="row", hue="mark", order=rows, errorbar="se", ax=axis, **look)
+            for column, style in zip(pair, (":", "-"), strict=True):
+                axis.axvline(statistics.fmean(column.seeds[rows[0]]), color="0.6", linewidth=0.8, linestyle=style)
+            is_loss = pair[0].unit == "nats"
+            means = frame.groupby(["row", "mark"])["value"].mean().sort_values(ascending=is_loss)
+            first, *_, last, far = means
+            if abs(far - first) > _WIDER * abs(last - first):
+                edge = last + 0.08 * (last - first)
+                axis.set_xlim(*sorted((edge, first - 0.08 * (last - first))))
+                axis.annotate(
+                    f"← {far:.3g}", (edge, rows.index(means.index[-1][0])), (4, 0), textcoords="offset points"
+                )
+            axis.set(xlabel=f"test {'loss, nats' if is_loss else 'accuracy, %'} (better →)", ylabel="")
+            axis.set_yticks(range(len(rows)), [label.replace("`", "") for label in rows], fontsize=11)
+            axis.grid(alpha=0.3)
             corner: dict[str, Any] = {"xycoords": ("figure fraction", "axes fraction"), "textcoords": "offset points"}
             axis.annotate(panel, (0, 1), (4, 7), **corner, fontsize=12, weight="bold")
             axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderpad=0)
-            axis.set_yticks(range(len(rows)), [row.label.replace("`", "") for row in rows], fontsize=11)
-            axis.set_ylim(len(rows) - 0.5, -0.5)
-            if pair[0].unit != "%":
+            if is_loss:
                 axis.invert_xaxis()
 
 
-def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
+def _equal_seconds(stores: Stores, name: str, folder: Path) -> Section:
     """Figure and table of Muon for as long as whitening takes."""
     times = stores["char-lm-equal-time"].read("time")[0]["time_ratio"]
     shorter, longer = stores["char-lm-equal-time"].read(), stores["char-lm-2000"].read()
@@ -202,7 +189,7 @@ def duration(run: Result) -> float:
     return float(seconds[-1] if goes_on else sum(seconds))
 
 
-def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
+def _runtimes(stores: Stores, name: str, folder: Path) -> Section:
     """How long the runs took that tables show, and how many more chose their settings."""
     rows = list[Cells]()
     for study, store in sorted(stores.items()):

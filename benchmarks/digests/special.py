@@ -46,10 +46,11 @@ def along(stores: Stores, file: str, ours: Settings, others: Sequence[Settings],
 
 def overtakes(stores: Stores, file: str, ours: Settings, others: Sequence[Settings]) -> Finding:
     """They pass the other, which learns faster, at about the twentieth epoch."""
-    own, other = (runs(stores, file, **each)[0] for each in (ours, *others))
-    ahead = [epoch for epoch, (a, b) in enumerate(zip(_means(own), _means(other), strict=True), start=1) if b > a]
-    last, epochs, seeds = max(ahead, default=0), len(own["test_accuracy"]), len(other["test_accuracy"][0])
-    return Finding(10 <= last <= 30, f"behind until epoch {last} of {epochs}", str(seeds))
+    late, early = (runs(stores, file, **each)[0] for each in (ours, *others))
+    epochs = enumerate(zip(_means(late), _means(early), strict=True), start=1)
+    last = max((epoch for epoch, (a, b) in epochs if b > a), default=0)
+    figure = f"behind until epoch {last} of {len(late['test_accuracy'])}"
+    return Finding(10 <= last <= 30, figure, str(len(early["test_accuracy"][0])))
 
 
 def drop(stores: Stores, file: str, ours: Settings, others: Sequence[Settings], *names: str) -> Finding:
@@ -146,25 +147,25 @@ def loses_less(stores: Stores, file: str, ours: Settings, others: Sequence[Setti
         places = [at for methods in by_place.values() for at in methods[each["method"]].values()]
         means.append([max(_means(r)[-1] for r in at) for at in places])
     learned = [pair for pair in zip(*means, strict=True) if max(pair) > CHANCE + 1]
-    theirs, own = (max(accuracies) - at for accuracies, at in zip(means, min(learned), strict=True))
+    their_fall, our_fall = (max(accuracies) - at for accuracies, at in zip(means, min(learned), strict=True))
     rival = METHODS[others[0]["method"]].label
-    return Finding(own < theirs - 1, f"falls by {own:.1f} points, {rival} by {theirs:.1f}")
+    return Finding(our_fall < their_fall - 1, f"falls by {our_fall:.1f} points, {rival} by {their_fall:.1f}")
 
 
 # Isometry.
 def gap(stores: Stores, file: str, ours: Settings, others: Sequence[Settings], how: str) -> Finding:
     """Quartiles over draws behind the last layer are level, or those of ours are below; they may be out of range."""
     result, activation = stores[file].read()[-1], ours["activation"]
-    own, theirs = (
+    gaps, rival = (
         result["activations"][activation][each.get("quantity", "measured")][each["variant"]][result["depth"]]
         for each in (ours, *others)
     )
-    words = ["out of range" if each is None else f"{each[1]:.2g}" for each in (own, theirs)]
+    words = ["out of range" if each is None else f"{each[1]:.2g}" for each in (gaps, rival)]
     figure, n = f"{activation} {words[0]} against {words[1]}", f"{result['seeds']} draws"
-    if own is None or theirs is None:
-        return Finding(how == "below" and theirs is None and own is not None, figure, n)
-    overlap = own[0] <= theirs[2] and theirs[0] <= own[2]
-    return Finding(overlap if how == "level" else None if overlap else own[1] < theirs[1], figure, n)
+    if gaps is None or rival is None:
+        return Finding(how == "below" and rival is None and gaps is not None, figure, n)
+    overlap = gaps[0] <= rival[2] and rival[0] <= gaps[2]
+    return Finding(overlap if how == "level" else None if overlap else gaps[1] < rival[1], figure, n)
 
 
 def bounded(stores: Stores, file: str, *_: object) -> Finding:

@@ -80,8 +80,8 @@ def on_page(rows: Iterable[Row]) -> str:
 
 def _section(stores: Stores, name: str, folder: Path) -> Section:
     """How many claims of every source hold, what tests decide, and a file for each verdict with all its claims."""
-    every = verdicts(stores)
-    by_verdict = {holds: [v for v in every if v.holds is holds] for holds in _TABLES}
+    judged = grouped(verdicts(stores), lambda verdict: verdict.holds)
+    by_verdict = {holds: judged.get(holds, []) for holds in _TABLES}
     counts: list[Row] = [
         [source, *(exact(sum(v.claim.source == source for v in each)) for each in by_verdict.values())]
         for source in dict.fromkeys(claim.source for claim in CLAIMS)

@@ -4,6 +4,8 @@ Each function creates the tensors of one job and returns what runs it once; a la
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,37 +21,45 @@ from ..core.runs import ten_times
 from ..methods import METHODS
 from ..optimizers import matrices
 from ..problems.images import mlp
-from .timing import autocast, compiled, device, preset
+from .timing import asked, autocast, compiled, device
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
 
 
-def _layer(x: Tensor, layer: nn.Module, g: Tensor, output: Callable[[Correction | None], Tensor]) -> RunLayer:
-    output = compiled(output)
+def layer(
+    kind: Callable[..., Any], shape: tuple[int, ...], *sizes: int, first: bool = False, **options: int
+) -> RunLayer:
+    """Forward and backward of a layer; one that is first has an input that needs no gradient."""
+    layer, x = kind(*sizes, **options).to(device()), torch.randn(shape, device=device(), requires_grad=not first)
+    g, weight, bias = torch.randn_like(layer(x)), layer.weight, layer.bias
+
+    def output(rule: Correction | None) -> Tensor:
+        if rule is None:
+            return layer(x)
+        if isinstance(layer, nn.Conv2d):
+            return functional.conv2d(x, weight, bias, padding=layer.padding, correction=rule)
+        return functional.linear(x, weight, bias, rule)
+
+    forward = compiled(output)
 
     def run(correction: Correction | None) -> None:
-        x.grad = layer.weight.grad = layer.bias.grad = None
+        x.grad = weight.grad = bias.grad = None
         with autocast():
-            z = output(correction)
+            z = forward(correction)
         z.backward(g.to(z.dtype))
 
     return run
 
 
-def linear_layer(rows: int, inputs: int, outputs: int, input_grad: bool = True) -> RunLayer:
-    """Forward and backward of a linear layer."""
-    x = torch.randn(rows, inputs, device=device(), requires_grad=input_grad)
-    layer, g = nn.Linear(inputs, outputs, device=device()), torch.randn(rows, outputs, device=device())
-    return _layer(x, layer, g, lambda rule: functional.linear(x, layer.weight, layer.bias, rule))
+def linear_layer(rows: int, inputs: int, outputs: int, first: bool = False) -> RunLayer:
+    """A linear layer."""
+    return layer(nn.Linear, (rows, inputs), inputs, outputs, first=first)
 
 
-def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, input_grad: bool = True) -> RunLayer:
-    """Forward and backward of a convolution."""
-    x = torch.randn(shape, device=device(), requires_grad=input_grad)
-    layer = nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2, device=device())
-    g, same = torch.randn(shape[0], outputs, *shape[2:], device=device()), kernel // 2
-    return _layer(x, layer, g, lambda r: functional.conv2d(x, layer.weight, layer.bias, padding=same, correction=r))
+def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, first: bool = False) -> RunLayer:
+    """A convolution."""
+    return layer(nn.Conv2d, shape, shape[1], outputs, kernel, padding=kernel // 2, first=first)
 
 
 def isaac_layer(rows: int, inputs: int, outputs: int) -> RunLayer:
@@ -59,9 +69,7 @@ def isaac_layer(rows: int, inputs: int, outputs: int) -> RunLayer:
     """
     from isaac import Linear  # an optional extra
 
-    x = torch.randn(rows, inputs, device=device(), requires_grad=True)
-    layer, g = Linear(inputs, outputs, la=1.0).to(device()), torch.randn(rows, outputs, device=device())
-    return _layer(x, layer, g, lambda r: functional.linear(x, layer.weight, layer.bias, r) if r else layer(x))
+    return layer(partial(Linear, la=1.0), (rows, inputs), inputs, outputs)
 
 
 def per_sample(rows: int, inputs: int, outputs: int) -> Run:
@@ -146,7 +154,7 @@ def language_model(
 
     Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
     """
-    size = PRESETS[preset()]
+    size = PRESETS[asked().preset]
     model = GPT(size, 65, norm, embedding_deviation).to(device())
     matrices_only = kind is torch.optim.Muon
     optimizer = kind(matrices(model) if matrices_only else list(model.parameters()), lr=1e-3)

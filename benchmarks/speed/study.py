@@ -1,56 +1,33 @@
 """Time and memory of layers, training steps and the ensemble trainer; in another precision, or compiled, if asked."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
-import torch
-
-from ..core.runs import DEVICE, measure
+from ..core.runs import measure
 from ..core.store import Result, Store
-from ..core.study import Options, Recipe, Sections, Study
-from ..core.tables import Section, machine
+from ..core.study import Recipe, Sections, Study
+from ..core.tables import Cell, Row, Section, Table, exact, machine
 from .suites import SUITES
-from .timing import setup, table
+from .timing import SpeedOptions, using
 
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
-MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
-
-
-@dataclass
-class SpeedOptions(Options):
-    """Options of this study."""
-
-    data: str = "fake"
-    """data set of the trainer comparison"""
-    only: tuple[str, ...] = tuple(SUITES)
-    """these measurements"""
-    device: str = DEVICE
-    """cpu or cuda"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of forward passes, by autocast"""
-    mode: Literal["eager", "compiled", "graphs"] = "eager"
-    """how forward passes of linear layers and language models are run"""
-    preset: str = "small"
-    """size of the language models"""
-    rounds: int | None = None
-    """of every timing at most, to see that it runs"""
+#: What the name of a measurement need not say.
+_USUAL = {"device": "cpu", "dtype": "float32", "mode": "eager", "preset": "small"}
 
 
 def _run(options: SpeedOptions, store: Store) -> None:
     if unknown := set(options.only) - SUITES.keys():
         raise ValueError(f"unknown measurement {min(unknown)!r}; known are {', '.join(SUITES)}.")
-    how = {name: getattr(options, name) for name in ("device", "dtype", "mode", "preset")}
-    usual = {"device": "cpu", "dtype": "float32", "mode": "eager", "preset": "small"}
-    other = [value for name, value in how.items() if value != usual[name]]
-    measure(store, {"-".join([name, *other]): partial(_measured, name, options, how) for name in options.only})
+    how = {name: getattr(options, name) for name in _USUAL}
+    other = [value for name, value in how.items() if value != _USUAL[name]]
 
+    def measured(name: str) -> Result:
+        with using(options):
+            return {**SUITES[name](options.data), "how": how}
 
-def _measured(name: str, options: SpeedOptions, how: dict[str, str]) -> Result:
-    given = {**how, "dtype": DTYPES[options.dtype], "mode": MODES[options.mode], "rounds": options.rounds}
-    with setup(**given):
-        return {**SUITES[name](options.data), "how": how}
+    measure(store, {"-".join([name, *other]): partial(measured, name) for name in options.only or SUITES})
 
 
 #: What the names of the rows have that a page shows of a suite with many.
@@ -68,10 +45,19 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         if "how" in result:
             asked = f"Here on {how['device']}, {how['dtype']}, {how['mode']}, of the preset {how['preset']}. "
         # While something is compiled, memory is that of the compiler's trials.
-        rows = table(result["of"], result["rows"], WORTH.get(result["key"], ""), memory=how["mode"] == "eager")
+        cells = [_cells(row, has_memory=how["mode"] == "eager") for row in result["rows"]]
+        worth = [re.search(WORTH.get(result["key"], ""), row["what"]) is not None for row in result["rows"]]
         caption = f"{result['note']} {asked}{machine(result['environment'], how['device'])}"
-        sections[f"{name}-{result['key']}"] = Section([rows, caption])
+        table = Table([result["of"], "time", "quartiles", "peak memory"], cells, worth)
+        sections[f"{name}-{result['key']}"] = Section([table, caption])
     return sections
+
+
+def _cells(row: Mapping[str, Any], has_memory: bool) -> Row:
+    (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
+    time = Cell(f"{middle:.3f}", {"": middle, "n": row["time_ratio"]["rounds"]})
+    quartiles = Cell(f"{low:.3f} to {high:.3f}", {"low": low, "high": high})
+    return [row["what"], time, quartiles, exact(row["memory_ratio"] if has_memory else None, ".3f")]
 
 
 STUDIES = {

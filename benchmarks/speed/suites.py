@@ -29,7 +29,7 @@ from ..problems.pictures import CoordinateRun, Fit
 from ..studies.coordinates import ALL
 from ..train import ten_steps
 from . import jobs
-from .timing import allocator, device, preset, row
+from .timing import allocator, asked, device, row
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
@@ -49,13 +49,13 @@ def layers(data: str) -> dict[str, Any]:
     shapes = ((512, 1024, 1024), (128, 512, 512), (32, 3072, 32), *large)
     for shape, first, each in product(shapes, (False, True), rules):
         what = f"Linear {shape}{' first' * first}, {type(each).__name__}"
-        rows.append(layer_row(what, partial(jobs.linear_layer, *shape, not first), each))
+        rows.append(layer_row(what, partial(jobs.linear_layer, *shape, first), each))
     for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512), *large):
         rows.append(layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
     images = (((32, 64, 16, 16), 3, False), ((32, 256, 8, 8), 1, False), ((32, 3, 32, 32), 3, True))
-    for (image, kernel, first), own in product(images, (Proportional(), rule)):
-        what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(own).__name__}"
-        rows.append(layer_row(what, partial(jobs.conv_layer, image, 64, kernel, not first), own))
+    for (image, kernel, first), correction in product(images, (Proportional(), rule)):
+        what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(correction).__name__}"
+        rows.append(layer_row(what, partial(jobs.conv_layer, image, 64, kernel, first), correction))
     shape = (512, 1024, 1024)
     peers = {"torch.func per-sample gradients": jobs.per_sample, "Opacus per-sample hooks": jobs.opacus}
     for name, peer in peers.items():
@@ -156,7 +156,7 @@ def _language(
     network: str, variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any
 ) -> dict[str, Any]:
     """Batch sizes come with how many rounds there are, and how many of the variants."""
-    rows, size = [], PRESETS[preset()]
+    rows, size = [], PRESETS[asked().preset]
     for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
         kind = getattr(torch.optim, name)
         for variant, wrap in list(variants.items())[:count]:

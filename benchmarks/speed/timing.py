@@ -3,66 +3,77 @@
 import ctypes
 import gc
 import multiprocessing
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from ..core.runs import DEVICE, in_turn
-from ..core.tables import Cell, Row, Table, exact
+from ..core.study import Options
 
 Run = Callable[[], Any]
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Run]
 
 F = TypeVar("F", bound=Callable[..., Any])
+#: How forward passes are run → the mode of torch.compile; "reduce-overhead" is a CUDA graph.
+MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
 
 
-class Setup(NamedTuple):
-    """How jobs are run."""
+@dataclass
+class SpeedOptions(Options):
+    """Options of this study, and how jobs are created and run."""
 
+    data: str = "fake"
+    """data set of the trainer comparison"""
+    only: tuple[str, ...] = ()
+    """these measurements; all by default"""
     device: str = DEVICE
-    dtype: torch.dtype | None = None  # of autocast in their forward passes; None is none
-    mode: str | None = None  # torch.compile's, of forward passes; "reduce-overhead" is a CUDA graph, None is eager
-    preset: str = "small"  # of language models
-    rounds: int | None = None  # of timings at most
+    """cpu or cuda"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of forward passes, by autocast"""
+    mode: Literal["eager", "compiled", "graphs"] = "eager"
+    """how forward passes of linear layers and language models are run"""
+    preset: str = "small"
+    """size of the language models"""
+    rounds: int | None = None
+    """of every timing at most, to see that it runs"""
 
 
-_setups = [Setup()]
+_options = [SpeedOptions()]
 
 
 @contextmanager
-def setup(**options: Any) -> Iterator[None]:
-    """Create and run jobs so for a while; see `Setup`."""
-    _setups.append(Setup(**options))
+def using(options: SpeedOptions) -> Iterator[None]:
+    """Create and run jobs so for a while."""
+    _options.append(options)
     try:
         yield
     finally:
-        _setups.pop()
+        _options.pop()
+
+
+def asked() -> SpeedOptions:
+    """How jobs are created and run."""
+    return _options[-1]
 
 
 def device() -> str:
     """Where everything is timed."""
-    return _setups[-1].device
-
-
-def preset() -> str:
-    """The size of language models."""
-    return _setups[-1].preset
+    return asked().device
 
 
 def autocast() -> Any:
     """The context of a forward pass."""
-    dtype = _setups[-1].dtype
-    return torch.autocast(device(), dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+    return torch.autocast(asked().device, torch.bfloat16, enabled=asked().dtype == "bfloat16")
 
 
 def compiled(forward: F) -> F:
     """A forward pass as it is to be run: itself, or compiled."""
-    mode = _setups[-1].mode
+    mode = MODES[asked().mode]
     if mode is not None:
         torch.compiler.reset()  # torch compiles one forward eight times and no more
     return forward if mode is None else torch.compile(forward, mode=mode)  # type: ignore[return-value]
@@ -90,7 +101,7 @@ def _set_allocator(keeps: bool, threads: int) -> None:
 def peak_memory(job: Job) -> int:
     """Bytes allocated at the highest moment of a job's set-up and one run, from the allocator's own events."""
     gc.collect()
-    if device() == "cuda":
+    if asked().device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         job()()
@@ -119,27 +130,7 @@ def row(what: str, job: Job, plain: Job, rounds: int, runs: tuple[Run, Run] | No
         runs: of both, on the same tensors: where memory happens to lie can cost more than what is measured here.
     """
     run, plain_run = runs or (job(), plain())
-    rounds = min(rounds, _setups[-1].rounds or rounds)
+    rounds = min(rounds, asked().rounds or rounds)
     ratios, milliseconds = in_turn({"plain": plain_run, "job": run}, rounds)
     memory = peak_memory(job) / peak_memory(plain)
     return {"what": what, "time_ratio": ratios["job"], "memory_ratio": memory, "plain_ms": milliseconds}
-
-
-def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: bool = True) -> Table:
-    """Ratios of time and memory.
-
-    Args:
-        what: is measured.
-        rows: of the table.
-        worth: a page shows the rows in whose names this pattern is found.
-        memory: whether memory is shown.
-    """
-    cells = list[Row]()
-    for row in rows:
-        (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
-        used = exact(row["memory_ratio"] if memory else None, ".3f")
-        time = Cell(f"{middle:.3f}", {"": middle, "n": row["time_ratio"]["rounds"]})
-        quartiles = Cell(f"{low:.3f} to {high:.3f}", {"low": low, "high": high})
-        cells.append([row["what"], time, quartiles, used])
-    shown = [re.search(worth, row["what"]) is not None for row in rows]
-    return Table([what, "time", "quartiles", "peak memory"], cells, shown)

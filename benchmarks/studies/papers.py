@@ -2,7 +2,6 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,23 +16,13 @@ from ..methods import METHODS
 from ..optimizers import OF_PARAMETERS
 from ..problems.images import network, subject, trained
 
-#: The setting that columns and horizontal axes are → its label there, and what reads it.
-ALONG: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
-    "width": ("width of the hidden layers", lambda s: s["hidden"][0]),
-    "depth": ("hidden layers", lambda s: len(s["hidden"])),
-    "batch": ("batch size", lambda s: s["batch_size"]),
-    "rate": ("learning rate", lambda s: s["lr"]),
-    "gain": ("factor on all parameters at first", lambda s: s["gain"]),
-    "method": ("", lambda s: 0.0),
-}
-#: What tells panels of a figure apart, and groups of rows of a table.
-_PANEL: list[Callable[[dict[str, Any], str], str]] = [
-    lambda s, along: s["activation"],
-    lambda s, along: s["optimizer"],
-    lambda s, along: "" if along == "batch" else f"batch {s['batch_size']}",
-    lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
-    lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
-]
+#: What columns and horizontal axes are → its label there.
+ALONG = {
+    "width": "width of the hidden layers", "depth": "hidden layers", "batch": "batch size", "rate": "learning rate",
+    "gain": "factor on all parameters at first", "method": "",
+}  # fmt: skip
+#: What tells panels of a figure apart, and groups of rows of a table → what their names say of it.
+_PANEL = {"activation": "{}", "optimizer": "{}", "batch": "batch {}", "depth": "{} hidden", "width": "width {}"}
 _MLP_PAGE, _UC_PAGE = "docs/results/mlp.md", "docs/results/unit-consistency.md"
 
 
@@ -47,15 +36,21 @@ def sweep(along: str) -> Report:
 Cells = dict[str, dict[str, dict[float, list[Result]]]]
 
 
+def _place(result: Result) -> dict[str, Any]:
+    """Where a run stands, by all that `ALONG` and `_PANEL` name."""
+    s = result["settings"]
+    sizes = {"batch": s["batch_size"], "depth": len(s["hidden"]), "width": s["hidden"][0]}
+    return {**s, **sizes, "rate": s["lr"], "gain": s.get("gain", 1.0), "method": 0.0}
+
+
 def cells(results: list[Result], along: str) -> Cells:
     """Sort results into panels, methods and places; parts of a panel's name that all panels share are left out."""
-    telling = [part for part in _PANEL if len({part(r["settings"], along) for r in results}) > 1]
+    telling = [name for name in _PANEL if name != along and len({_place(r)[name] for r in results}) > 1]
     found: Cells = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    _, place = ALONG[along]
     for result in sorted(results, key=lambda r: list(METHODS).index(r["settings"]["method"])):
-        s = result["settings"]
-        panel = ", ".join(part(s, along) for part in telling)
-        found[panel][s["method"]][float(place(s))].append(result)
+        place = _place(result)
+        panel = ", ".join(_PANEL[name].format(place[name]) for name in telling)
+        found[panel][result["settings"]["method"]][float(place[along])].append(result)
     return found
 
 
@@ -65,7 +60,7 @@ def best(results: list[Result]) -> list[float]:
 
 
 def _section(along: str, results: list[Result], name: str, folder: Path) -> Section:
-    found, (label, _), settings = cells(results, along), ALONG[along], results[0]["settings"]
+    found, label, settings = cells(results, along), ALONG[along], results[0]["settings"]
     rows = {(panel, method): [*([panel] * (len(found) > 1)), METHODS[method].label]
             for panel, methods in found.items() for method in methods}  # fmt: skip
     at = {((panel, method), place): runs for panel, method in rows for place, runs in found[panel][method].items()}

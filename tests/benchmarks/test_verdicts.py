@@ -1,20 +1,19 @@
 """Verdicts follow from the numbers, by scipy's tests, and say what would decide what is undecided."""
 
 import math
-import random
 
 import pytest
 from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
-from benchmarks.core.tables import exact, holm, spearman
+from benchmarks.core.tables import exact, spearman
 from benchmarks.digests import judges, special
-from benchmarks.digests.claims import CLAIMS, Claim, every
+from benchmarks.digests.claims import CLAIMS, Claim, all_of
 from benchmarks.digests.judges import Finding
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs, trials
 from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, on_page, whole_p
 
-from .conftest import result, stored
+from .conftest import STORES, result, stored
 
 HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
 
@@ -65,6 +64,7 @@ def test_paired_difference_is_that_of_the_problems_that_both_learned():
     text = f"-1.100 nats [{low:+.3f}, {high:+.3f}]"
     assert judges.lead(own, {"other": other}, error) == Finding(True, "", "3", [rounded(test.pvalue)], text)
     assert judges.lead(own, {"other": other}, error._replace(is_lower_better=False)).holds is False
+    assert judges.lead({1: 1.0}, {"other": other}, error).holds is None  # of one pair there is no test
     assert judges.lead(own, {"other": other | {3: math.inf}}, error) == Finding(None, "a run broke down", "3")
 
 
@@ -168,8 +168,8 @@ def test_one_that_does_not_hold_is_enough_against_all():
     yes, no, undecided = (
         lead(own, {"other": other}, ACCURACY) for own, other in ((HIGH, LOW), (LOW, HIGH), (HIGH, WIDE))
     )
-    assert [every(each).holds for each in ([yes, yes], [yes, undecided], [undecided, no])] == [True, None, False]
-    twice = every([yes, lead(HIGH[::-1], {"other": LOW}, ACCURACY)])
+    assert [all_of(each).holds for each in ([yes, yes], [yes, undecided], [undecided, no])] == [True, None, False]
+    twice = all_of([yes, lead(HIGH[::-1], {"other": LOW}, ACCURACY)])
     assert (twice.n, twice.p) == ("3, 3", [*yes.p, *yes.p])  # a p for every difference, if two are alike
 
 
@@ -209,8 +209,9 @@ def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
     assert down.n == "2"
 
 
-def test_claims_name_commands_that_exist():
+def test_claims_name_results_and_commands_that_exist():
     for each in CLAIMS:
+        assert each.finding(STORES) != Finding(None), each  # as one would be of a row with a mistake in it
         words = decide(each).split()
         if words:
             assert words[:3] == ["python", "-m", "benchmarks"]
@@ -221,17 +222,6 @@ def test_verdicts_without_any_results_are_all_undecided(tmp_path):
     stores = {"digits": stored(tmp_path, "digits", [result()])}
     assert not [each.text for each in CLAIMS if each.finding(stores).holds is not None]
     assert "Undecided" in DIGESTS["verdicts"].section(stores, "verdicts", tmp_path).text
-
-
-def test_holms_p_is_the_definition():
-    """The k-th smallest p times n - k + 1, and the greatest of those up to it."""
-    generator = random.Random(0)
-    for count in (1, 2, 7, 30):
-        values = [generator.random() ** 3 for _ in range(count)]
-        ordered = sorted(values)
-        steps = [min(1.0, (count - k) * p) for k, p in enumerate(ordered)]
-        wanted = {p: max(steps[: k + 1]) for k, p in enumerate(ordered)}
-        assert holm(values) == [wanted[p] for p in values]
 
 
 def test_a_claim_of_several_differences_has_the_p_that_it_stands_on():
