@@ -1,6 +1,6 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
