@@ -105,9 +105,8 @@ def _better_networks(results: Iterable[Result]) -> dict[Place, list[Result]]:
 
 
 def _by_arm(cells: Mapping[Place, Cell], about: str) -> Section:
-    arms = [key._replace(hidden=None) for key in (*ARMS, RANDOM_FEATURES)]
-    columns = {key: label(key._asdict()) for key in arms if any(key == other for _, other in cells)}
-    rows = {e: [EQUATIONS[e].label.split(":")[0]] for e in EQUATIONS if any(e == other for other, _ in cells)}
+    columns = {key._replace(hidden=None): label(key._asdict() | {"hidden": None}) for key in (*ARMS, RANDOM_FEATURES)}
+    rows = {name: equation.label.split(":")[0] for name, equation in EQUATIONS.items()}
     caption = f"{about}, of the better of two networks; {len(NONLINEAR)} nonlinear equations first."
     return Section([pivot(["equation"], rows, columns, cells), caption])
 

@@ -26,7 +26,7 @@ from ..core.tables import (
     welch,
 )  # fmt: skip
 from ..grids import PAPERS, Grid, Presets, expand, grid_study, presets
-from ..methods import METHODS
+from ..methods import METHODS, labels
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
@@ -185,8 +185,7 @@ def _drawn(axis: Any, activation: str, methods: dict[str, dict[int, list[float]]
 
 #: From the largest batch on, which is the soonest done.
 _PAPER: Grid = {**PAPERS, "batch_size": SIZES[::-1]}
-_SMOKE = {"method": ["none", "affine-like"], "data": "digits", "epochs": 1, "seeds": 2}
-PRESETS = {**presets(_PAPER, reduced={"epochs": 20, "seeds": 3}), "smoke": [{**_PAPER, **_SMOKE}]}
+PRESETS = presets(_PAPER, reduced={"epochs": 20, "seeds": 3})
 
 
 def _section(there: list[Result], name: str, folder: Path) -> Section:
@@ -213,7 +212,6 @@ _DEPARTURES: Grid = {
 _LENGTHS: Presets = {
     "paper": [{**_DEPARTURES, "epochs": 100}],
     "reduced": [{**_DEPARTURES, "method": ["none", "affine-like"], "seeds": 3}],
-    "smoke": [{**_DEPARTURES, "data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}],
 }
 
 
@@ -221,9 +219,7 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
     """A row for every departure that is there."""
     settings = results[0]["settings"]
     at = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
-    labels = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
-    rows = {name: [label] for name, label in labels.items() if name in {departure for departure, _ in at}}
-    columns = {method: METHODS[method].label for method in in_order(METHODS, (method for _, method in at))}
+    rows = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
     cells = {key: estimate(accuracies) for key, accuracies in at.items()}
     for (departure, method), (text, numbers) in cells.items():
         if departure is not None and (None, method) in at:
@@ -232,8 +228,7 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
             cells[departure, method] = Cell(f"{text} ({difference:+.2f}, p {p:.2g})", {**numbers, **beside})
     heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
     caption = f"Test accuracy, in brackets the difference to the first row and Welch's p. {trained(results)}"
-    table = pivot([""], rows, columns, cells)
-    return Section([f"**{heading}, {settings['epochs']} epochs**", table, caption])
+    return Section([f"**{heading}, {settings['epochs']} epochs**", pivot([""], rows, labels(), cells), caption])
 
 
 _THREE = "--preset paper --departure none centred jpeg --methods affine-like"
@@ -244,7 +239,6 @@ STUDIES = {
         apart(_section, "method", "activation", "batch_size", "backend"),
         makes=[Recipe(20, options=("--preset paper",), decides=""), Recipe(8, "table1-reduced", ("--preset reduced",))],
         page=_PAGE,
-        smoke="--methods none --activations tanh --batch-size 8 --preset smoke --device cpu",
     ),
     "departures": grid_study(
         "what the paper's Table 1 leaves open, read otherwise", _LENGTHS,

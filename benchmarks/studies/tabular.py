@@ -42,7 +42,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         return {}
     groups = grouped(found, lambda r: (arm(r), r["settings"]["data_set"].rpartition("-")[2]))
     columns = {name: name if name == "diabetes" else f"condition {name}" for _, name in groups}
-    rows = {key: [label(own[0]["settings"])] for key, own in grouped(found, arm).items()}
+    rows = {key: label(own[0]["settings"]) for key, own in grouped(found, arm).items()}
     cells = {}
     for (key, column), own in groups.items():
         cells[key, column] = _cell(own, groups.get((key.bare, column)) if key != key.bare else None)

@@ -19,7 +19,7 @@ from ..core.study import Recipe, Report, Sections, Study, apart, protocols
 from ..core.tables import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
 from ..ensemble import IMAGES
 from ..grids import ALL_HAVE, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
-from ..methods import METHODS, optimizer_name
+from ..methods import METHODS, labels, optimizer_name
 from ..optimizers import OF_PARAMETERS
 from ..problems.images import ACTIVATIONS, ImageRun, network, trained
 
@@ -83,9 +83,8 @@ def _rates(results: list[Result], name: str, folder: Path) -> Section:
         method, activation, optimizer, rate = setting("method", "activation", "optimizer", "lr")(run)
         text, numbers = estimate(run["test_accuracy"][-1])
         cells[method, (activation, optimizer)] = Cell(f"{text} ({rate:g})", {**numbers, "learning rate": rate})
-    rows = {method: [METHODS[method].label] for method in in_order(METHODS, (method for method, _ in cells))}
-    columns = [key for key in product(ACTIVATIONS, sorted(OF_PARAMETERS)) if key in {column for _, column in cells}]
-    table = pivot(["method"], rows, {column: "{}, {}, %".format(*column) for column in columns}, cells)
+    columns = {column: "{}, {}, %".format(*column) for column in product(ACTIVATIONS, sorted(OF_PARAMETERS))}
+    table = pivot(["method"], labels(), columns, cells)
     caption = (
         "Test accuracy, mean ± standard error, and in brackets the learning rate, which was chosen on a tenth of the "
         f"training set, from one grid for all methods. {trained(results)}"

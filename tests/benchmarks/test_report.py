@@ -45,7 +45,7 @@ def test_table1_shows_what_is_there_and_what_is_not(tmp_path):
         return result(method, batch_size=size, accuracies=[[50 - size / 8] * 5], **paper)
 
     runs = [*(cell("none", size) for size in (8, 16, 32, 64, 128)), cell("l2norm", 128), cell("l2norm", 64)]
-    runs.append(result(epochs=1, batch_size=8))  # of the preset smoke
+    runs.append(result(epochs=1, batch_size=8))  # of no preset
     sections = reported(tmp_path, "table1", runs)
     assert set(sections) == {"name-1", "name-2"}
     table = sections["name-1"]
