@@ -153,6 +153,12 @@ class Table:
     name: str = ""  # what tells it from the other tables of its section
     heading: str = ""  # of itself alone
 
+    @classmethod
+    def of(cls, records: Sequence[Mapping[str, str | Cell]], **more: Any) -> "Table":
+        """A row for each record, title → cell; a column without a number or text in any of them is left out."""
+        header = [title for title in records[0] if any(_numbers(record[title]) for record in records)]
+        return cls(header, [[record[title] for title in header] for record in records], **more)
+
     def markdown(self, *, short: bool = False, without: Collection[str] = ()) -> str:
         """The table for a page, whole or short, without some columns."""
         shown = self.worth if short and self.worth is not None else [True] * len(self.rows)

@@ -52,11 +52,8 @@ _LOOK = Look(
     "relative L2 error",
     lambda difference: f"× {10**difference:.2g}",
     logarithmic=True,
-    about="Relative L2 error over 9,000 points, median and quartiles over seeds, each with a network and points of its "
-    "own; tanh, three hidden layers, Xavier's initialisation, float64. Points are drawn anew at every step, with a "
-    "sixth as many on the sides; once for LBFGS, self-scaled BFGS and random features. Points, learning rate and "
-    "damping are the best of an arm's trials of a quarter of the length. Learning rates rise over 20 steps and fall to "
-    "0 by a cosine; the learning rate of random features is the range of their slopes.",
+    about="Relative L2 error over 9,000 points, median and quartiles over seeds. Points, learning rate and damping are "
+    "the best of an arm's trials; the learning rate of random features is the range of their slopes.",
 )
 
 

@@ -190,9 +190,8 @@ def section(result: Result, name: str, folder: Path) -> Section:
     table = Table([*header, *labels], rows)
     caption = (
         f"Isometry gap after {deep} layers of width {result['width']}, linear → activation → centre → normalise, of "
-        f"{result['samples']} samples: median and quartiles over {result['seeds']} draws of the weights, float64. "
-        "Distances are those of Gram matrices, relative. Out of range, a cross in the figures: in one of the draws the "
-        f"activations have left float64 or its precision. torch {result['environment']['torch']}."
+        f"{result['samples']} samples: median and quartiles over {result['seeds']} draws of the weights. Out of range, "
+        f"a cross in the figures: activations left float64 or its precision. torch {result['environment']['torch']}."
     )
     return Section([table, caption])
 

@@ -13,7 +13,7 @@ from ..core.figure import panels, plt
 from ..core.runs import measure
 from ..core.store import Result, Store, public_name, setting
 from ..core.study import Options, Recipe, Sections, Study, apart, protocols
-from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, spearman
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, machine, spearman
 from ..problems.images import data_label
 from ..problems.isometry import ACTIVATIONS, train
 
@@ -136,14 +136,10 @@ def correlations(found: Seeds) -> dict[str, Any]:
 
 def _caption(found: Seeds, data: str) -> str:
     result = next(iter(found.values()))[0]
-    settings, ranks = result["settings"], ""
-    if len(found) > 2:
-        each = (f"{name} {rank.statistic:+.2f} (p = {rank.pvalue:.2g})" for name, rank in correlations(found).items())
-        ranks = f"Rank correlation of β over {len(found)} activations with {', with '.join(each)}. "
+    settings = result["settings"]
     return (
         f"{data}, {settings['layers']} layers of {settings['width']}, {settings['steps']} steps. Isometry is that of "
-        f"{result['samples']} training samples; a norm centres before it normalises, and that may lower it. "
-        f"Losses are means of {WINDOW} steps. {ranks}torch {result['environment']['torch']}."
+        f"{result['samples']} training samples, losses are means of {WINDOW} steps. {machine(result['environment'])}"
     )
 
 

@@ -134,8 +134,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     _figure(results, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
     caption = (
         f"Divergence of the real step, mean over {POINTS} moments of the run, {BATCHES} batches and all layers, and "
-        "Spearman's rank correlations with the test accuracy, in brackets p. "
-        f"The thesis wants a positive one with the cosine and negative ones with the others. {trained(results)}"
+        f"its rank correlation with the test accuracy (p). {trained(results)}"
     )
     first = Table(["runs", "n", *(f"accuracy and {label}" for label in labels)], correlations, name="ranks")
     second = Table(["method", "activation", "optimizer", "test accuracy, %", *labels], rows, name="runs")

@@ -12,7 +12,7 @@ from scipy.stats import linregress, t
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.tables import (
+from ..core.tables import (  # fmt: skip
     Cell,
     Row,
     Section,
@@ -24,7 +24,7 @@ from ..core.tables import (
     pivot,
     spearman,
     welch,
-)  # fmt: skip
+)
 from ..grids import PAPERS, Grid, Presets, expand, grid_study, presets
 from ..methods import METHODS, labels
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
@@ -97,17 +97,6 @@ def ranked(results: list[Result], activation: str) -> tuple[Any, int]:
     ours = [math.fsum(over_sizes(found[name, activation])) for name in methods]
     paper = [PAPER[name, activation][0] for name in methods]
     return spearman(ours, paper) if len(methods) > 2 else None, len(methods)
-
-
-def ranking(results: list[Result]) -> str:
-    """How far the order of the methods is the paper's, by activation."""
-    sentences = []
-    for activation in ACTIVATIONS:
-        rank, count = ranked(results, activation)
-        if rank is not None:
-            about = f"over {count} methods (p = {rank.pvalue:.2g})"
-            sentences.append(f"Spearman's ρ with the paper's means is {rank.statistic:+.2f} {about}, {activation}. ")
-    return "".join(sentences)
 
 
 def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -> Table:
@@ -199,7 +188,7 @@ def _section(there: list[Result], name: str, folder: Path) -> Section:
     share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
     caption = (
         "Test accuracy in per cent by batch size, mean ± standard error, and the slope of a least squares line, in "
-        f"points per hundred samples of batch. {trained(there)} {ranking(there).rstrip()}{share}"
+        f"points per hundred samples of batch. {trained(there)}{share}"
     )
     return Section([f"**{heading}**", table(there, planned), caption])
 

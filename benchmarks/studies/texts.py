@@ -46,12 +46,6 @@ class TextOptions(Training):
         return TextRun(self.data, "adamw", "layernorm", 1e-3, **common, **more)
 
 
-def at_edge(value: float | None, tried: Iterable[float]) -> str:
-    """A mark, if a setting is the first or the last of several that were tried."""
-    values = set(tried)
-    return "*" * (len(values) > 1 and value in (min(values), max(values)))
-
-
 def losses_of(results: Iterable[Result]) -> tuple[list[float], list[float]]:
     """The losses of validation and test, inf where a run diverged."""
     each = [(worth(final_validation_loss(result)), worth(result["test_loss"])) for result in results]
@@ -68,8 +62,8 @@ def loss_cell(losses: list[float], digits: int) -> Cell:
 def about(results: list[Result]) -> str:
     """What the numbers of a table are, for a caption."""
     return (
-        "Cross entropy in nats per character, mean ± standard error over seeds. Where there are trials, learning rate "
-        "and damping are the best of them by the validation loss of seed 0; * is an edge of what was tried. "
+        "Cross entropy in nats per character, mean ± standard error over seeds; settings of trials are the best by the "
+        "validation loss of seed 0. "
         f"{machine(results[0]['environment'], results[0]['settings']['device'])}"
     )
 

@@ -28,7 +28,7 @@ def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
 def test_other_protocols_are_other_tables(tmp_path):
     others = {
         "compare": {"lr": 0.01}, "table1": {"lr": 0.01}, "departures": {"lr": 0.01}, "rates": {"schedule": "cosine"},
-        "cifar10-tuned": {"epochs": 3}, "uc-sweep": {"epochs": 3}, "uc-rescaled": {"epochs": 3},
+        "cifar10-tuned": {"schedule": "cosine"}, "uc-sweep": {"epochs": 3}, "uc-rescaled": {"epochs": 3},
     }  # fmt: skip
     for study, other in others.items():
         same = {"rescaled": 1.0} if study == "uc-rescaled" else {}
