@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 
 from examples.gpt import DEFAULT, NORM_LABELS
 
-from ..core.figure import curves, panels
+from ..core.figure import panels, seaborn
 from ..core.runs import DEVICE
 from ..core.store import Result, setting
 from ..core.study import Training
@@ -146,8 +147,10 @@ def draw(lines: Mapping[str, Sequence[Seeds]], title: str, path: Path, ratios: M
                 points.append(own.assign(line=label, at=scale * own["steps"]))
             frame = pd.concat(points, ignore_index=True)
             look |= {"palette": palette, "dashes": dashes}
-            curves(axis, frame, **look, linewidth=1.8)
-            curves(axis, frame, **look, units="seed", estimator=None, linewidth=0.6, alpha=0.6, legend=False)
+            seaborn(sns.lineplot, axis, frame, **look, linewidth=1.8)
+            seaborn(
+                sns.lineplot, axis, frame, **look, units="seed", estimator=None, linewidth=0.6, alpha=0.6, legend=False
+            )
             axis.plot([], [], color="0.5", linewidth=0.6, label="thin: every seed")
             _zoom(axis, frame)
 
