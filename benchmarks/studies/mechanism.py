@@ -19,12 +19,12 @@ from adiv_optim.diagnostics import divergence
 
 from ..core.figure import panels, seaborn
 from ..core.runs import NOBODY, Watch, run_all
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, spearman
 from ..data import Dataset
 from ..ensemble import IMAGES, Loops, epoch_orders, set_rate
-from ..methods import METHODS, labels
+from ..methods import METHODS
 from ..problems.images import ACTIVATIONS, ImageRun, again, network, take, trained
 
 #: Measurements along a run, from before its first step on, and the batches of each.
@@ -99,13 +99,13 @@ def runs_of(results: Sequence[Result]) -> pd.DataFrame:
     """A row for each run: method, activation, optimizer, accuracies and their mean, and every quantity's mean."""
     rows = []
     for result in results:
-        accuracies, finite = (
-            result["accuracy"],
-            {name: [v for v in result[name] if v is not None] for name in QUANTITIES},
-        )
+        method, activation, optimizer = setting("method", "activation", "optimizer")(result)
+        row = {"method": METHODS[method].label, "activation": activation, "optimizer": optimizer}
+        row |= {"accuracies": result["accuracy"], "accuracy": statistics.fmean(result["accuracy"])}
+        finite = {name: [value for value in result[name] if value is not None] for name in QUANTITIES}
         means = {name: statistics.fmean(values) if values else math.nan for name, values in finite.items()}
-        rows.append({**result["settings"], **means, "accuracies": accuracies, "accuracy": statistics.fmean(accuracies)})
-    return pd.DataFrame(rows).astype({"activation": str, "optimizer": str})
+        rows.append({**row, **means})
+    return pd.DataFrame(rows)
 
 
 def sound(results: Sequence[Result]) -> pd.DataFrame:
@@ -135,11 +135,12 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         cells = [Cell(f"{r.statistic:+.2f} ({r.pvalue:.2g})", {"": r.statistic, "p": r.pvalue}) for r in ranks]
         correlations.append([group, exact(len(members)), *cells])
     rows = [
-        [METHODS[run["method"]].label, run["activation"], run["optimizer"], estimate(run["accuracies"]),
+        [run["method"], run["activation"], run["optimizer"], estimate(run["accuracies"]),
          *(exact(run[quantity], ".3f") for quantity in QUANTITIES)]
         for _, run in runs_of(results).sort_values("accuracy", ascending=False, kind="stable").iterrows()
     ]  # fmt: skip
-    _figure(sound(results), f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
+    if len(better := sound(results)):
+        _figure(better, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
     caption = (
         f"Divergence of the real step, mean over {POINTS} moments of the run, {BATCHES} batches and all layers, and "
         f"its rank correlation with the test accuracy (p). {trained(results)}"
@@ -149,12 +150,15 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {name: Section([first, second, caption])}
 
 
+#: Marks of the optimizers.
+_MARKS = {"sgd": "o", "momentum": "s", "adam": "^"}
+
+
 def _figure(runs: pd.DataFrame, title: str, path: Path) -> None:
     """Draw accuracy against every quantity, a row of panels for each activation and a mark for each optimizer."""
     places = list(product(in_order(ACTIVATIONS, runs["activation"]), QUANTITIES))
-    palette = {method.label: method.color for method in METHODS.values()}
-    look = {"hue": "method", "style": "optimizer", "palette": palette, "s": 45}
-    runs = runs.replace({"method": labels()})
+    look = {"hue": "method", "palette": {method.label: method.color for method in METHODS.values()}, "s": 45}
+    look |= {"style": "optimizer", "markers": _MARKS, "style_order": in_order(_MARKS, runs["optimizer"])}
     names = [f"{QUANTITIES[quantity]}: {activation}" for activation, quantity in places]
     with panels(names, title, path, columns=3, ylabel="test accuracy, %") as axes:
         for axis, (activation, quantity) in zip(axes, places, strict=True):
