@@ -75,10 +75,9 @@ def panels(
             axis.set_visible(False)
         for row in grid:
             row[0].set_ylabel(row[0].get_ylabel() or ylabel)
-        # A method may be in some of the panels only, or in an inset.
-        drawn = [each for axis in axes for each in (axis, *axis.child_axes)]
+        # A method may be in some of the panels only.
         handles = {
-            label: handle for axis in drawn for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+            label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         # What names no line comes last.
         handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith(("band", "thin"))))

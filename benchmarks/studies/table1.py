@@ -128,48 +128,42 @@ def _slope(slope: float, error: float, **more: float) -> Cell:
     return Cell(f"{100 * slope:+.2f} ± {100 * error:.2f}", {"": 100 * slope, "error": 100 * error, **more})
 
 
-#: A method whose mean is below this share of the best one's has collapsed, and is drawn in the inset.
+#: A method whose mean is below this share of the best one's has collapsed, and is drawn on a scale of its own.
 COLLAPSED = 0.7
 
 
 def draw(results: list[Result], title: str, path: Path) -> None:
-    """Draw accuracy by batch size beside the fitted lines, one panel per activation; the paper's lines are dotted."""
-    found = series(results)
+    """Draw accuracy by batch size beside the fitted lines, panels for each activation; the paper's lines are dotted."""
+    found, drawn = series(results), dict[tuple[bool, str], list[str]]()
     activations = in_order(ACTIVATIONS, (key[1] for key in found))
-    with panels(activations, title, path, sharey=False, xlabel="batch size", ylabel="test accuracy, %") as axes:
-        for axis, activation in zip(axes, activations, strict=True):
-            own = {name: by_size for (name, other), by_size in found.items() if other == activation}
-            means = {name: statistics.fmean(over_sizes(by_size)) for name, by_size in own.items()}
-            collapsed = [name for name in means if means[name] < COLLAPSED * max(means.values())]
-            _drawn(axis, activation, {name: own[name] for name in in_order(METHODS, own) if name not in collapsed})
-            if collapsed:
-                low, high = axis.get_ylim()
-                axis.set_yticks([tick for tick in axis.get_yticks() if low <= tick <= high and tick == round(tick)])
-                axis.set_ylim(low - 0.5 * (high - low), high)  # the lower third is the inset's
-                inset = axis.inset_axes((0, 0, 1, 0.3))
-                _drawn(inset, activation, {name: own[name] for name in in_order(METHODS, collapsed)})
-                inset.set_xlim(axis.get_xlim())
-                inset.tick_params(labelbottom=False)
-                inset.grid(alpha=0.3)
-                inset.set_title("collapsed, on a scale of its own", fontsize=10, pad=4)
+    for activation in activations:
+        own = in_order(METHODS, (name for name, other in found if other == activation))
+        means = {name: statistics.fmean(over_sizes(found[name, activation])) for name in own}
+        for name, mean in means.items():
+            drawn.setdefault((mean < COLLAPSED * max(means.values()), activation), []).append(name)
+    drawn = dict(sorted(drawn.items(), key=lambda each: each[0][0]))
+    names = [activation + ", collapsed" * collapsed for collapsed, activation in drawn]
+    look: dict[str, Any] = {"sharey": False, "xlabel": "batch size", "ylabel": "test accuracy, %"}
+    with panels(names, title, path, columns=len(activations), height=2.9, **look) as axes:
+        for axis, ((_, activation), methods) in zip(axes, drawn.items(), strict=True):
+            for name in methods:
+                _draw_method(axis, name, activation, found[name, activation])
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(SIZES, [str(size) for size in SIZES])
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
         axes[-1].plot([], [], ":", color="0.3", label="the paper's line")
 
 
-def _drawn(axis: Any, activation: str, methods: dict[str, dict[int, list[float]]]) -> None:
-    for name, by_size in methods.items():
-        method = METHODS[name]
-        bars(axis, by_size, method)
-        # A line in batch size is a curve over its logarithm.
-        if fitted := line(by_size):
-            xs = np.linspace(min(by_size), max(by_size))
-            axis.plot(xs, fitted.intercept + fitted.slope * xs, color=method.color, linewidth=4, alpha=0.25)
-        if theirs := PAPER.get((name, activation)):
-            xs = np.linspace(SIZES[0], SIZES[-1])
-            heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
-            axis.plot(xs, heights, ":", color=method.color, linewidth=1.0)
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(SIZES, [str(size) for size in SIZES])
+def _draw_method(axis: Any, name: str, activation: str, by_size: dict[int, list[float]]) -> None:
+    bars(axis, by_size, METHODS[name])
+    # A line in batch size is a curve over its logarithm.
+    if fitted := line(by_size):
+        xs = np.linspace(min(by_size), max(by_size))
+        axis.plot(xs, fitted.intercept + fitted.slope * xs, color=METHODS[name].color, linewidth=4, alpha=0.25)
+    if theirs := PAPER.get((name, activation)):
+        xs = np.linspace(SIZES[0], SIZES[-1])
+        heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
+        axis.plot(xs, heights, ":", color=METHODS[name].color, linewidth=1.0)
 
 
 #: From the largest batch on, which is the soonest done.
