@@ -197,7 +197,7 @@ def never_lowered(stores: Stores, claim: Claim) -> Finding:
 def faster(stores: Stores, claim: Claim, *, layers: int, wanted: bool) -> Finding:
     """The training loss falls with β over activations; or does not, if that is what is claimed."""
     networks = isometry_training.by_depth(stores["isometry-training"].read())[layers]
-    rank = isometry_training.correlations(networks)["the loss at the end of training"]
+    rank = isometry_training.correlation(networks)
     figure = f"rank correlation of β with the training loss {rank.statistic:+.2f}, {layers} layers"
     return significant((rank.statistic < 0) is wanted, rank.pvalue, figure, len(networks))
 

@@ -196,7 +196,8 @@ def _run(options: EquationOptions, store: Store) -> None:
             like = EquationRun("", "none", equation=equation, draws="once" if stays else "anew", **limit(length, 0.25))
             first = first_trial(like, each, damping=DAMPINGS.get(each.optimizer, 3.2e-3))
             is_network = each != RANDOM_FEATURES
-            search = counts_first(first, options.trials) if is_network else _slopes(first, options.trials)
+            slopes = around(replace(first, inner=2000), options.trials)
+            search = counts_first(first, options.trials) if is_network else slopes
             (best,) = choose([search], SOLVED, store, math.log)
             for run in [best, *(_lower(best, store) if is_network else [])]:
                 runs = variants(run, shown)
@@ -222,10 +223,6 @@ def _lower(best: EquationRun, store: Store) -> list[EquationRun]:
     rates = sorted({rate for rate in tried.values() if rate and rate < (best.lr or 0)}, reverse=True)
     lower = [replace(best, lr=rate) for rate in rates]
     return [run for run in lower if run.key("search") in tried][:2]
-
-
-def _slopes(first: EquationRun, trials: int) -> Search:
-    return around(replace(first, inner=2000), trials)
 
 
 STUDIES = {

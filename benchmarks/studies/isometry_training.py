@@ -37,10 +37,15 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     for own, group, _ in protocols(store, name, "activation", "layers", "seed"):
         for number, (layers, found) in enumerate(by_depth(group).items()):
             first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
-            data = data_label(first["settings"]["data"])
+            settings, data = first["settings"], data_label(first["settings"]["data"])
             _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
             _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
-            sections[f"{name}{end}"] = Section([_table(found), _caption(found, data)])
+            caption = (
+                f"{data}, {layers} layers of {settings['width']}, {settings['steps']} steps. Isometry is that of "
+                f"{first['samples']} training samples, losses are means of {WINDOW} steps. "
+                f"{machine(first['environment'])}"
+            )
+            sections[f"{name}{end}"] = Section([_table(found), caption])
     return sections
 
 
@@ -123,24 +128,11 @@ def _table(found: Seeds) -> Table:
     return Table(header, rows)
 
 
-def correlations(found: Seeds) -> dict[str, Any]:
-    """Spearman's rank correlation of β with each end's loss and with the test accuracy, of means over seeds."""
-    strengths = [seeds[0]["strength"] for seeds in found.values()]
-    columns = {
-        f"the loss at the end of {end}": [statistics.fmean(_losses(seeds, step)) for seeds in found.values()]
-        for end, step in _ends(found).items()
-    }
-    columns["test accuracy"] = [statistics.fmean(r["test_accuracy"] for r in seeds) for seeds in found.values()]
-    return {name: spearman(strengths, column) for name, column in columns.items()}
-
-
-def _caption(found: Seeds, data: str) -> str:
-    result = next(iter(found.values()))[0]
-    settings = result["settings"]
-    return (
-        f"{data}, {settings['layers']} layers of {settings['width']}, {settings['steps']} steps. Isometry is that of "
-        f"{result['samples']} training samples, losses are means of {WINDOW} steps. {machine(result['environment'])}"
-    )
+def correlation(found: Seeds) -> Any:
+    """Spearman's rank correlation of β with the loss at the end of training, of means over seeds."""
+    steps = _ends(found)["training"]
+    losses = [statistics.fmean(_losses(seeds, steps)) for seeds in found.values()]
+    return spearman([seeds[0]["strength"] for seeds in found.values()], losses)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from ..core.figure import panels
 from ..core.runs import interleaved, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Compared, Recipe, Sections, Study
-from ..core.tables import Cell, Row, Section, Table, exact, grouped, in_order, machine, pivot
+from ..core.tables import Cell, Row, Section, Table, exact, grouped, in_order, machine, pivot, ranged
 from ..core.tune import choose, ladder
 from ..problems.streams import SIGNALS, STREAMS, Loop, StreamRun, signal_of
 
@@ -72,11 +72,8 @@ def _arm(settings: Mapping[str, Any]) -> str:
 def _median(values: Mapping[int, float]) -> Cell:
     quartiles = np.quantile([min(value, DIVERGED) for value in values.values()], (0.25, 0.5, 0.75))
     low, middle, high = (value if value < 1e-3 * DIVERGED else math.inf for value in quartiles)
-    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
-    numbers["diverged"] = sum(map(math.isinf, values.values()))
-    if math.isinf(middle):
-        return Cell("diverges", numbers)
-    return Cell(f"{middle:.2g} ({low:.2g}–{high:.2g})", numbers)
+    cell = ranged(low, middle, high, n=len(values), diverged=sum(map(math.isinf, values.values())))
+    return cell._replace(text="diverges") if math.isinf(middle) else cell
 
 
 def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:
