@@ -215,8 +215,8 @@ def _run_mine(
 
 #: Settings in which runs may differ whose steps take as long.
 _AS_LONG = {
-    "activation", "crop", "damping", "embedding_deviation", "embedding_lr", "epochs", "held_out", "lr", "seconds",
-    "seed", "signal", "steps", "weight_decay",
+    "activation", "crop", "damping", "embedding_deviation", "embedding_lr", "epochs", "gain", "held_out", "lr",
+    "rescaled", "seconds", "seed", "signal", "steps", "weight_decay",
 }  # fmt: skip
 
 
