@@ -16,7 +16,7 @@ from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, protocols
-from ..core.tables import Section, Table, against, estimate, exact, grouped, in_order, machine
+from ..core.tables import Cell, Section, Table, against, estimate, exact, grouped, in_order, machine
 from ..ensemble import IMAGES
 from ..grids import ALL_HAVE, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
 from ..methods import METHODS, optimizer_name
@@ -98,9 +98,10 @@ def _section(results: list[Result], searched: list[Result]) -> Section:
     activations, lengths = in_order(ACTIVATIONS, (key[0] for key in at)), sorted({key[-1] for key in at})
     arms, rows = [arm for arm in product(activations, METHODS, OF_PARAMETERS, lengths) if arm in at], []
     for arm in arms:
-        own, accuracies, beside = at[arm]["settings"], _accuracies(at[arm]), "counterpart" if arm[1] == RIVAL else ""
-        rival = at.get((arm[0], RIVAL, *arm[2:]))
-        several = not beside and rival and len(accuracies) > 1
+        own, accuracies, rival = at[arm]["settings"], _accuracies(at[arm]), at.get((arm[0], RIVAL, *arm[2:]))
+        beside: str | Cell = "counterpart" if arm[1] == RIVAL else ""
+        if rival and not beside and len(accuracies) > 1:
+            beside = against(accuracies, _accuracies(rival))
         rows.append({
             "activation": arm[0] if len(activations) > 1 else "",
             "method": METHODS[arm[1]].label,
@@ -111,7 +112,7 @@ def _section(results: list[Result], searched: list[Result]) -> Section:
             "weight decay": exact(own.get("weight_decay")),
             "trials": exact(len(tried.get(arm[:3], []))),
             "test accuracy, %": estimate(accuracies),
-            f"against {METHODS[RIVAL].label} (p)": against(accuracies, _accuracies(rival)) if several else beside,
+            f"against {METHODS[RIVAL].label} (p)": beside,
         })  # fmt: skip
     scores = {arm: max((t["score"] for t in tried.get(arm[:3], [])), default=fmean(_accuracies(at[arm]))) for arm in at}
     best = {max(same, key=scores.__getitem__) for same in grouped(arms, lambda arm: arm[:2]).values()}
@@ -128,7 +129,7 @@ def _section(results: list[Result], searched: list[Result]) -> Section:
     return Section([f"**{network(results[0])}, {' and '.join(activations)}**", table, caption])
 
 
-def _accuracies(result: Any) -> list[float]:
+def _accuracies(result: Result) -> list[float]:
     return result["test_accuracy"][-1]
 
 
