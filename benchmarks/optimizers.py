@@ -51,10 +51,8 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure if there is one, then take a step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             for same in grouped(weights, lambda p: p.shape).values():
