@@ -79,32 +79,34 @@ class Ensemble:
     """The models of all seeds with their tensors stacked and run by vmap.
 
     One optimizer steps on the stacked tensors: Adam and SGD act elementwise, so that stacking does not mix seeds. What
-    does not, or has settings of its own for every member, has an optimizer for each, on views of the stack. Trials take
-    the place of seeds: runs of one seed that start alike, see the same batches, and differ in rate and decay.
+    does not, or has settings of its own for every member, has an optimizer for each, on views of the stack.
+
+    Args:
+        runs: one, or several of one `family`, whose only seed has the same start and the same batches in all of them.
+        data: what they learn.
     """
 
-    def __init__(self, run: ImageRun, data: Dataset, trials: Sequence[ImageRun] = ()) -> None:
-        if trials and (len({family(trial) for trial in trials}) != 1 or len(run.seeds) != 1):
-            raise ValueError("trials that train side by side have one seed and differ in rate and weight decay alone.")
-        run = replace(run, seeds=run.seeds * len(trials)) if trials else run
-        method, self.data, self.models = run.make_method(), data, build_models(run, data)
-        self._shares_batches = bool(trials)
+    def __init__(self, runs: Sequence[ImageRun], data: Dataset) -> None:
+        run, self.data = runs[0], data
+        method, self.models = run.make_method(), [model for each in runs for model in build_models(each, data)]
+        self._shares_batches = len(runs) > 1
         self.skeleton = deepcopy(self.models[0]).to("meta")
         if method.correction:
             attach(self.skeleton, method.correction)
         stacked, self.buffers = stack_module_state(self.models)
         self.parameters = {name: parameter.detach() for name, parameter in stacked.items()}
         elementwise = run.optimizer in ELEMENTWISE and not callable(method.optimizer)
-        self._by_member = bool(trials) or method.gauge is not None or not elementwise
+        self._by_member = self._shares_batches or method.gauge is not None or not elementwise
         if self._by_member:
             for number, model in enumerate(self.models):
                 for name, parameter in model.named_parameters():
                     parameter.data = self.parameters[name][number]  # its share of the memory that vmap reads
             plain = replace(method, correction=None)
-            self.optimizers = _for_each(trials or [run] * len(self.models), plain, self.models, data)
+            members = [each for each in runs for _ in each.seeds]
+            self.optimizers = _for_each(members, plain, self.models, data)
         else:
             self.optimizers = [build_optimizer(run, method, self.parameters.values())]
-        each = None if trials else 0
+        each = None if self._shares_batches else 0
         self._gradients: Callable[..., Any] = vmap(grad_and_value(self._loss), in_dims=(0, 0, each, each))
         on_gpu = run.device.startswith("cuda")
         self._compile_after = None if on_gpu else COMPILE_AFTER
@@ -114,7 +116,7 @@ class Ensemble:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def step(self, index: Tensor) -> Tensor:
-        """Take one step on the samples at `index`, (seeds, batch size), of trials (1, batch size); return the losses.
+        """Take one step on the samples at `index`, (seeds, batch size), and return the losses of all members.
 
         On a GPU the first steps run eagerly, then one is captured and replayed: the capture needs warm allocator and
         optimizer state, and real steps make it.
@@ -138,7 +140,7 @@ class Ensemble:
         return self._losses.clone()
 
     def _eager_step(self, index: Tensor) -> Tensor:
-        # Trials share one batch: it is taken once.
+        # Several runs share one batch: it is taken once.
         batch = take(self.data, index[0] if self._shares_batches else index)
         if self._steps_taken == self._compile_after:
             self._compile(*batch)
@@ -232,25 +234,22 @@ class History:
     seconds: list[float] = field(default_factory=list)  # of training, evaluation left out
     step_losses: list[list[float]] = field(default_factory=list)  # every step's
 
-    def of(self, number: int, count: int) -> "History":
-        """What one of some trials that trained side by side leaves behind; its seconds are a share of all."""
-        curves = (self.train_loss, self.test_accuracy, self.step_losses)
-        losses, accuracies, steps = ([[values[number]] for values in curve] for curve in curves)
-        return History(losses, accuracies, [seconds / count for seconds in self.seconds], steps)
+
+def train(run: ImageRun, data: Dataset, watch: Watch = NOBODY, *, max_steps: int | None = None) -> History:
+    """Train every seed of a run; `max_steps` cuts every epoch. Parameters have the dtype and device of the data."""
+    (history,) = train_family([run], data, watch, max_steps=max_steps)
+    return history
 
 
-def train(
-    run: ImageRun, data: Dataset, watch: Watch = NOBODY, *,
-    trials: Sequence[ImageRun] = (), max_steps: int | None = None,
-) -> History:  # fmt: skip
-    """Train every seed of a run, or trials in their place; `max_steps` cuts every epoch.
-
-    Parameters have the dtype and device of the data.
-    """
+def train_family(
+    runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY, *, max_steps: int | None = None
+) -> list[History]:
+    """Train runs of one family side by side; each gets what it gets alone, but that seconds are a share of all."""
+    run = runs[0]
     data = held_out(data) if run.validation else data
     data = data if run.departure is None else depart(data, run.departure)
-    trainer = Ensemble(run, data, trials) if run.backend == "ensemble" else Loops(run, data)
-    history = History()
+    trainer = Ensemble(runs, data) if run.backend == "ensemble" else Loops(run, data)
+    histories = [History() for _ in runs]
     for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
         start = time.perf_counter()
         losses = []
@@ -260,18 +259,16 @@ def train(
             losses.append(trainer.step(index))
             watch.tick()
         stacked = torch.stack(losses)
-        history.step_losses += stacked.tolist()  # waits for the device, so the clock is read after it
-        history.seconds.append(time.perf_counter() - start)
-        history.train_loss.append(stacked.mean(0).tolist())
-        history.test_accuracy.append(trainer.accuracy())
-        watch.note(epoch + 1, {"train loss": history.train_loss[-1], "accuracy": history.test_accuracy[-1]})
-    return history
-
-
-def train_trials(runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY) -> list[History]:
-    """Train runs of one family side by side; each gets what `train` gives it alone."""
-    together = train(runs[0], data, watch, trials=runs)
-    return [together.of(number, len(runs)) for number in range(len(runs))]
+        steps = stacked.tolist()  # waits for the device, so the clock is read after it
+        seconds, means, accuracies = time.perf_counter() - start, stacked.mean(0).tolist(), trainer.accuracy()
+        watch.note(epoch + 1, {"train loss": means, "accuracy": accuracies})
+        for place, history in enumerate(histories):
+            own = slice(place * len(run.seeds), (place + 1) * len(run.seeds))
+            history.step_losses += [step[own] for step in steps]
+            history.seconds.append(seconds / len(runs))
+            history.train_loss.append(means[own])
+            history.test_accuracy.append(accuracies[own])
+    return histories
 
 
 def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
@@ -280,11 +277,10 @@ def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
 
 
 def _results(runs: list[ImageRun], data: Dataset, watch: Watch) -> list[dict[str, Any]]:
-    histories = [train(runs[0], data, watch)] if len(runs) == 1 else train_trials(runs, data, watch)
     steps = _steps_per_epoch(runs[0], data)
     about = {"features": data.features, "classes": data.classes, "data_hash": data.hash, "steps_per_epoch": steps}
     kept = ("train_loss", "test_accuracy", "seconds")
-    return [about | {name: getattr(history, name) for name in kept} for history in histories]
+    return [about | {name: getattr(history, name) for name in kept} for history in train_family(runs, data, watch)]
 
 
 #: How runs of networks for images are made.
@@ -294,5 +290,4 @@ IMAGES = Kind(
     family=family,
     train=_results,
     score=lambda result: mean_and_error(result["test_accuracy"][-1])[0],
-    alike=lambda run: (run.method, run.network, run.hidden, run.batch_size, len(run.seeds), run.backend),
 )

@@ -46,7 +46,10 @@ def commands(options: GpuOptions) -> list[list[str]]:
     ways = [f"--mode {mode} --dtype {dtype}" for mode in ("compiled", "graphs") for dtype in ("bfloat16", "float32")]
     if is_trial:  # what compiles takes a compiler and, on a CPU, minutes
         size, suites, others, ways = "--preset tiny --rounds 1", "input-scaled", "", []
-        images, table = "digits", "--preset smoke --methods none --activations tanh --batch-size 64"
+        images, table = (
+            "digits",
+            "--preset reduced --epochs 1 --seeds 2 --methods none --activations tanh --batch-size 64",
+        )
         text += " --methods adamw whitened-adamw-16 --preset tiny --steps 4"
     else:
         text += " --methods muon whitened-muon-16 adamw whitened-adamw-16 --preset gpu --steps 1000"

@@ -71,7 +71,7 @@ class GridOptions(Training):
     estimate: bool = False
     """only say how long what is not there takes"""
     preset: str | None = None
-    """how long: paper, as in the paper, which is the default; reduced; smoke"""
+    """how long: paper, as in the paper, which is the default, or reduced"""
 
     def given(self) -> dict[str, Any]:
         """The settings that a command names, by the names of `ImageRun`."""
@@ -105,12 +105,11 @@ def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
 
 
 def presets(*grids: Grid, reduced: Grid | None = None) -> Presets:
-    """A paper's protocol at its own length, at the length that is `reduced`, and on digits to see that it runs."""
+    """A paper's protocol at its own length, and at the length that is `reduced`."""
     shorter = {"epochs": 30, "seeds": 3} if reduced is None else reduced
     return {
         "paper": [{"epochs": 100, "seeds": 5, **grid} for grid in grids],
         "reduced": [{**grid, **shorter} for grid in grids],
-        "smoke": [{**grid, "data": "digits", "epochs": 1, "seeds": 2} for grid in grids],
     }
 
 

@@ -253,6 +253,11 @@ _LANGUAGE: dict[str, Method] = {
 METHODS: dict[str, Method] = {**_IMAGES, **_LANGUAGE}
 
 
+def labels() -> dict[str, str]:
+    """What tables and figures call every method."""
+    return {name: method.label for name, method in METHODS.items()}
+
+
 def optimizer_name(settings: Mapping[str, Any]) -> str:
     """What trains a run for images: its optimizer, or the method's own."""
     method = METHODS[settings["method"]]

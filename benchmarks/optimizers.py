@@ -51,10 +51,8 @@ class Muon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure if there is one, then take a step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             for same in grouped(weights, lambda p: p.shape).values():
@@ -235,12 +233,16 @@ def add_vector(model: nn.Module, change: Tensor) -> None:
     vector_to_parameters(parameters_to_vector(parameters) + change, parameters)
 
 
+def _without(parameters: Iterable[Tensor], some: Iterable[Tensor]) -> list[Tensor]:
+    """All parameters but some."""
+    left_out = {id(parameter) for parameter in some}
+    return [parameter for parameter in parameters if id(parameter) not in left_out]
+
+
 def _muon_of_model(model: nn.Module, lr: float) -> Optimizer:
     """Muon for the matrices inside the network, Adam at the same learning rate for the rest."""
     matrices = [p for p in model.parameters() if p.dim() == 2][1:-1]
-    inside = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in inside]
-    return ChainedOptimizer([Muon(matrices, lr), Adam(rest, lr=lr)])
+    return ChainedOptimizer([Muon(matrices, lr), Adam(_without(model.parameters(), matrices), lr=lr)])
 
 
 class LevenbergMarquardt(Optimizer):
@@ -301,12 +303,11 @@ def _muon_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0
     """Muon for the matrices and kernels inside a network, Adam for its last layer and its vectors."""
     everything = list(parameters)
     inside = [parameter for parameter in everything if parameter.dim() > 1][:-1]
-    rest = [parameter for parameter in everything if all(parameter is not other for other in inside)]
     options["weight_decay"] = weight_decay
     # Steps of Adam's size: so one rate means much the same for both.
     groups = [
         {"params": inside, "use_muon": True, "use_adjusted_lr": True, **options},
-        {"params": rest, "use_muon": False, "betas": (0.9, 0.999), "eps": 1e-8, **options},
+        {"params": _without(everything, inside), "use_muon": False, "betas": (0.9, 0.999), "eps": 1e-8, **options},
     ]
     return peer("Muon")([group for group in groups if group["params"]])
 
@@ -350,8 +351,7 @@ def _for_matrices(model: GPT, run: Any, kind: Callable[..., Optimizer], **option
 
 def _rest(model: GPT, treated: Iterable[Tensor], run: Any) -> AdamW:
     """AdamW for what another optimizer leaves."""
-    inside = {id(parameter) for parameter in treated}
-    return _adamw(model, [p for p in model.parameters() if id(p) not in inside], run, REST_LR)
+    return _adamw(model, _without(model.parameters(), treated), run, REST_LR)
 
 
 def _adamw(model: GPT, parameters: Iterable[Tensor], run: Any, lr: float) -> AdamW:
@@ -379,18 +379,15 @@ def _of_all(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any
     return [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay, **options)]
 
 
-def _schedule_free(model: GPT, run: Any) -> list[Optimizer]:
-    kind = peer("AdamWScheduleFree", "schedulefree")
-    return _of_all(model, run, kind, warmup_steps=warm_up_steps(run.steps))
-
-
 #: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
 OF_LANGUAGE: dict[str, Callable[[GPT, Any], list[Optimizer]]] = {
     "adamw": lambda model, run: [_adamw(model, model.parameters(), run, run.lr)],
     "sgd": lambda model, run: _of_all(model, run, SGD, momentum=0.9),
     # Updates of AdamW's size: so the rates of one grid mean much the same for both.
     "muon": lambda model, run: _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw"),
-    "schedulefree": _schedule_free,
+    "schedulefree": lambda model, run: _of_all(
+        model, run, peer("AdamWScheduleFree", "schedulefree"), warmup_steps=warm_up_steps(run.steps)
+    ),
     "soap": lambda model, run: _of_all(model, run, peer("SOAP")),
     "kron": lambda model, run: _of_all(model, run, peer("Kron")),
     "mars": lambda model, run: _for_matrices(model, run, peer("MARS")),

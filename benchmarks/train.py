@@ -191,15 +191,10 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
         watch.tick()
 
 
-#: Settings in which runs may differ whose steps take as long.
-_AS_LONG = {"lr", "damping", "seed", "crop", "steps", "seconds", "held_out"}
-
-
 def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
     """How runs are made whose problem is made from the settings; those of some seconds take about `pace` steps each."""
     return Kind(
         steps=lambda run, data: run.steps or round(pace * run.seconds),
         train=lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs],
         score=lambda result: result["error"][-1],  # None if the run diverged
-        alike=lambda run: str({name: value for name, value in run.settings().items() if name not in _AS_LONG}),
     )

@@ -159,26 +159,24 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Arm, int], dra
     arms = grouped(results, arm)
     bare = [r for key, runs in arms.items() if key._replace(hidden=None) == Arm("none", "adam", "none") for r in runs]
     reference = {each: statistics.median(map(pace, runs)) for each, runs in grouped(bare, _network).items()}
-    has_norms = any(key.norm == "batchnorm" for key in arms)
-    has_points = any(r["settings"].get("inner") for r in results)
     order = sorted(arms, key=lambda key: look.level(arms[key]), reverse=not look.logarithmic)
-    rows = list[list[str | Cell]]()
+    rows = list[dict[str, str | Cell]]()
     for key in order:
         runs, settings = arms[key], arms[key][0]["settings"]
-        cells: list[str | Cell] = [label(settings), exact(settings.get("lr")), exact(settings.get("damping"))]
-        cells += [exact(settings.get("inner"))] * has_points
-        cells += [exact(trials.get(key)), look.estimate(runs)]
-        cells.append(look.gain(runs, arms.get(key.bare, [])) if key.method != "none" else "")
-        if has_norms:
-            normalised = arms.get(Arm("batchnorm", key.optimizer, "none"), [])
-            cells.append(look.gain(runs, normalised) if key.norm != "batchnorm" else "")
+        normalised = arms.get(Arm("batchnorm", key.optimizer, "none"), [])
         paces = [pace(r) / reference[_network(r)] for r in runs if _network(r) in reference]
-        cells.append(exact(statistics.median(paces) if paces else None, ".2f"))
-        rows.append(cells)
-    header = ["arm", "learning rate", "damping", *["points"] * has_points, "trials", look.unit]
-    header += ["against the bare optimizer (p)"]
-    header += ["against BatchNorm with the same (p)"] * has_norms + ["time per step"]
-    return Table(header, rows, [drawn(key) for key in order])
+        rows.append({
+            "arm": label(settings),
+            "learning rate": exact(settings.get("lr")),
+            "damping": exact(settings.get("damping")),
+            "points": exact(settings.get("inner")),
+            "trials": exact(trials.get(key)),
+            look.unit: look.estimate(runs),
+            "against the bare optimizer (p)": look.gain(runs, arms.get(key.bare, [])) if key.method != "none" else "",
+            "against BatchNorm with the same (p)": look.gain(runs, normalised) if key.norm != "batchnorm" else "",
+            "time per step": exact(statistics.median(paces) if paces else None, ".2f"),
+        })  # fmt: skip
+    return Table.of(rows, worth=[drawn(key) for key in order])
 
 
 def _computer(result: Result) -> str:

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 
 from ..methods import Method
 from .tables import mean_and_error
@@ -44,9 +43,9 @@ def shade(axis: Any, x: Sequence[float], low: Any, high: Any, color: Any, what: 
     axis.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=what)
 
 
-def curves(axis: Any, frame: pd.DataFrame, **look: Any) -> None:
-    """Draw curves of a frame by seaborn, whose options these are; legend and labels are those of `panels`."""
-    sns.lineplot(frame, ax=axis, **look)
+def seaborn(plot: Callable[..., Any], axis: Any, frame: pd.DataFrame, **look: Any) -> None:
+    """Draw a frame by a plot of seaborn, whose options these are; legend and labels are those of `panels`."""
+    plot(frame, ax=axis, **look)
     if legend := axis.get_legend():
         legend.remove()
     axis.set(xlabel="", ylabel="")
@@ -78,10 +77,9 @@ def panels(
             axis.set_visible(False)
         for row in grid:
             row[0].set_ylabel(row[0].get_ylabel() or ylabel)
-        # A method may be in some of the panels only, or in an inset.
-        drawn = [each for axis in axes for each in (axis, *axis.child_axes)]
+        # A method may be in some of the panels only.
         handles = {
-            label: handle for axis in drawn for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+            label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         # What names no line comes last.
         handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith(("band", "thin"))))

@@ -130,7 +130,6 @@ class Kind(NamedTuple):
     steps: Callable[[Any, Any], int]  # (run, data) → how many steps it takes
     train: Callable[[list[Any], Any, Watch], Sequence[dict[str, Any]]]  # (runs of one family, data, watch) → results
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
-    alike: Callable[[Any], Hashable]  # run → what runs have in common whose steps take as long
     family: Callable[[Any], Hashable] = lambda run: run  # run → what runs that train side by side have in common
     #: (run, whether to download) → data of that run and all others of its command.
     load: Callable[[Any, bool], Any] = lambda run, download: None
@@ -214,9 +213,16 @@ def _run_mine(
             progress.advance(overall, len(family))
 
 
+#: Settings in which runs may differ whose steps take as long.
+_AS_LONG = {
+    "activation", "crop", "damping", "embedding_deviation", "embedding_lr", "epochs", "gain", "held_out", "lr",
+    "rescaled", "seconds", "seed", "signal", "steps", "weight_decay",
+}  # fmt: skip
+
+
 def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
     """How long runs will take, by the pace of some steps of every kind of them."""
-    groups = grouped(runs, kind.alike).values()
+    groups = grouped(runs, lambda run: str({n: v for n, v in run.settings().items() if n not in _AS_LONG})).values()
     total = sum(pace(alike[0], kind, data) * sum(kind.steps(run, data) for run in alike) for alike in groups)
     if total < 60:
         return f"{math.ceil(total)} seconds"

@@ -149,7 +149,7 @@ def protocols(store: Store, name: str, *within: str) -> Iterator[tuple[str, list
     A single one has the name of its file, several have numbers behind it.
     """
     key = protocol(*within)
-    groups, searched = grouped(store.read(), key), grouped(store.read("search"), key)
+    groups, searched = grouped(store.read(), key), grouped([*store.read("search"), *store.read("trials")], key)
     for number, (which, results) in enumerate(groups.items(), start=1):
         yield f"{name}-{number}" if len(groups) > 1 else name, results, searched.get(which, [])
 

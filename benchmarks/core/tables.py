@@ -73,22 +73,15 @@ def holm(values: Sequence[float]) -> list[float]:
     return [float(p) for p in corrected]
 
 
-class Correlation(NamedTuple):
-    """A rank correlation, and p of the permutations that are at least as strong."""
-
-    statistic: float
-    pvalue: float
-
-
-def spearman(x: Sequence[float], y: Sequence[float]) -> Correlation:
+def spearman(x: Sequence[float], y: Sequence[float]) -> Any:
     """Spearman's ρ of pairs; p is of all permutations of up to eight of them, where its approximation is far off."""
     if len(x) > 8:
-        return Correlation(*map(float, spearmanr(x, y)))
+        return spearmanr(x, y)
     left, right = (rankdata(values) - (len(x) + 1) / 2 for values in (x, y))
-    exact = permutation_test(
-        (left,), lambda order, axis: (order * right).sum(axis), permutation_type="pairings", n_resamples=np.inf
+    length = math.sqrt(left @ left * (right @ right))
+    return permutation_test(
+        (left,), lambda order, axis: (order * right).sum(axis) / length, permutation_type="pairings", n_resamples=np.inf
     )
-    return Correlation(float(left @ right) / math.sqrt(float(left @ left) * float(right @ right)), float(exact.pvalue))
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -122,13 +115,9 @@ def exact(value: float | None, spec: str = "g") -> Cell:
 
 def estimate(values: Sequence[float], digits: int = 2) -> Cell:
     """A cell with mean ± standard error."""
-    return Cell(plus_minus(values, digits), spread(values))
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """The numbers behind a mean: itself, its standard error, and n."""
     mean, error = mean_and_error(values)
-    return {"": mean, "error": error, "n": len(values)} if len(values) > 1 else {"": mean, "n": 1}
+    numbers = {"": mean, "error": error, "n": len(values)}
+    return Cell(plus_minus(values, digits), numbers if len(values) > 1 else {"": mean, "n": 1})
 
 
 def ranged(low: float, middle: float, high: float, spec: str = ".2g", **more: Any) -> Cell:
@@ -164,6 +153,12 @@ class Table:
     name: str = ""  # what tells it from the other tables of its section
     heading: str = ""  # of itself alone
 
+    @classmethod
+    def of(cls, records: Sequence[Mapping[str, str | Cell]], **more: Any) -> "Table":
+        """A row for each record, title → cell; a column without a number or text in any of them is left out."""
+        header = [title for title in records[0] if any(_numbers(record[title]) for record in records)]
+        return cls(header, [[record[title] for title in header] for record in records], **more)
+
     def markdown(self, *, short: bool = False, without: Collection[str] = ()) -> str:
         """The table for a page, whole or short, without some columns."""
         shown = self.worth if short and self.worth is not None else [True] * len(self.rows)
@@ -188,20 +183,23 @@ class Table:
 
 def pivot(
     head: Sequence[str],
-    rows: Mapping[Any, Row],
+    rows: Mapping[Any, str | Row],
     columns: Mapping[Any, str],
     cells: Mapping[tuple[Any, Any], str | Cell],
 ) -> Table:
-    """A table of what was measured at every row and column; where nothing was, it is empty.
+    """A table of what was measured at some rows and columns; where nothing was, it is empty.
 
     Args:
         head: over the labels of the rows.
-        rows: row → its labels.
-        columns: column → its header.
+        rows: row → its label, or several, in order; one without a cell is left out.
+        columns: column → its header, likewise.
         cells: (row, column) → what stands there.
     """
-    whole = [[*labels, *(cells.get((row, column), "") for column in columns)] for row, labels in rows.items()]
-    return Table([*head, *columns.values()], whole)
+    there = {row for row, _ in cells}
+    titles = {column: title for column, title in columns.items() if any(column == other for _, other in cells)}
+    named = {row: [each] if isinstance(each, str) else each for row, each in rows.items() if row in there}
+    whole = [[*each, *(cells.get((row, column), "") for column in titles)] for row, each in named.items()]
+    return Table([*head, *titles.values()], whole)
 
 
 def _numbers(cell: str | Cell) -> Mapping[str, Any]:

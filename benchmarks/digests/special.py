@@ -188,7 +188,7 @@ def never_lowered(stores: Stores, file: str, *_: object) -> Finding:
 def faster(stores: Stores, file: str, _: Settings, __: object, layers: str, no: str = "") -> Finding:
     """The training loss falls with β over activations; or does not, if that is what is claimed."""
     networks = isometry_training.by_depth(stores[file].read())[int(layers)]
-    rank = isometry_training.correlations(networks)["the loss at the end of training"]
+    rank = isometry_training.correlation(networks)
     figure = f"rank correlation of β with the training loss {rank.statistic:+.2f}, {layers} layers"
     return significant((rank.statistic < 0) is not bool(no), rank.pvalue, figure, len(networks))
 

@@ -246,5 +246,4 @@ LANGUAGE = Kind(
     steps=lambda run, text: run.steps,
     train=_results,
     score=final_validation_loss,
-    alike=lambda run: (run.method, run.norm, run.preset),
 )

@@ -197,5 +197,4 @@ STREAMS = Kind(
     steps=lambda run, data: run.steps,
     train=lambda runs, data, watch: [train(run, watch) for run in runs],
     score=lambda result: result["error"],
-    alike=lambda run: (run.norm, run.optimizer, run.method),
 )

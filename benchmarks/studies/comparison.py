@@ -9,7 +9,7 @@ from ..core.store import Result, setting
 from ..core.study import Recipe, apart
 from ..core.tables import Cell, Section, Table, estimate, exact, in_order, pivot
 from ..grids import CNN, CNN_POOL, COMPARED, PAPERS, Grid, grid_study, presets
-from ..methods import METHODS, optimizer_name
+from ..methods import METHODS, labels, optimizer_name
 from ..problems.images import ACTIVATIONS, BACKENDS, network, trained
 
 
@@ -46,13 +46,10 @@ Shown = Mapping[tuple[str, str], Result]
 
 def _table(group: list[Result], shown: Shown) -> Table:
     """Test accuracy after the last epoch (mean ± standard error), and the cost of each path."""
-    activations = in_order(ACTIVATIONS, (activation for _, activation in shown))
-    backends = in_order(BACKENDS, map(setting("backend"), group))
-    columns = {each: f"{each}, %" for each in activations} | {each: f"{each}, ms/step" for each in backends}
+    columns = {each: f"{each}, %" for each in ACTIVATIONS} | {each: f"{each}, ms/step" for each in BACKENDS}
     cells = {key: estimate(result["test_accuracy"][-1]) for key, result in shown.items()}
     cells |= {setting("method", "backend")(result): _milliseconds(result) for result in group}
-    rows = {method: [METHODS[method].label] for method in in_order(METHODS, map(setting("method"), group))}
-    return pivot(["method"], rows, columns, cells)
+    return pivot(["method"], labels(), columns, cells)
 
 
 def _milliseconds(result: Result) -> Cell:

@@ -27,8 +27,7 @@ _LOOK = Look(
     partial(estimate, digits=1),
     "PSNR, dB",
     "{:+.1f}".format,
-    about="Mean ± standard error over crops, each by its own seed. Learning rate and damping are the best of an arm's "
-    "trials on two other crops; p is of the paired t test.",
+    about="Mean ± standard error over crops; p is of the paired t test.",
 )
 
 

@@ -173,9 +173,8 @@ def section(result: dict[str, Any], name: str, folder: Path) -> Section:
     """Both tables, the cost, and what their numbers are."""
     figure(result, folder / f"{name}.png")
     note = (
-        f"{result['data']}, {result['sizes']}, tanh, {result['batches']} batches of {result['batch_size']}. Cosine and "
-        "interference are medians over rows, own gain is mean ± deviation within a batch, by layer; with Adam all "
-        f"but the gain are those of its real step. {UNEVEN_ROWS} uneven rows are scaled by e^(2n), n normal. "
+        f"{result['data']}, {result['sizes']}, tanh, {result['batches']} batches of {result['batch_size']}: medians "
+        "over rows; own gain is mean ± deviation within a batch. With Adam all but the gain are of its real step. "
         f"{machine(result['environment'])}"
     )
     tables = [table(result, stage) for stage in result["stages"]]

@@ -56,12 +56,8 @@ _LOOK = Look(
     "relative L2 error",
     lambda difference: f"× {10**difference:.2g}",
     logarithmic=True,
-    about="Relative L2 error over 9,000 points, median and quartiles over seeds, each with a network and points of its "
-    "own; tanh, three hidden layers, Xavier's initialisation, float64. Points are drawn anew at every step, with a "
-    "sixth as many on the sides; once for LBFGS, self-scaled BFGS and random features. Points, learning rate and "
-    "damping are the best of an arm's trials of a quarter of the length, where there are points alone by the mean "
-    "logarithm over three seeds. Learning rates rise over 20 steps and fall to "
-    "0 by a cosine; the learning rate of random features is the range of their slopes.",
+    about="Relative L2 error over 9,000 points, median and quartiles over seeds. Points, learning rate and damping are "
+    "the best of an arm's trials; the learning rate of random features is the range of their slopes.",
 )
 
 
@@ -110,9 +106,8 @@ def _better_networks(results: Iterable[Result]) -> dict[Place, list[Result]]:
 
 
 def _by_arm(cells: Mapping[Place, Cell], about: str) -> Section:
-    arms = [key._replace(hidden=None) for key in (*ARMS, RANDOM_FEATURES)]
-    columns = {key: label(key._asdict()) for key in arms if any(key == other for _, other in cells)}
-    rows = {e: [EQUATIONS[e].label.split(":")[0]] for e in EQUATIONS if any(e == other for other, _ in cells)}
+    columns = {key._replace(hidden=None): label(key._asdict() | {"hidden": None}) for key in (*ARMS, RANDOM_FEATURES)}
+    rows = {name: equation.label.split(":")[0] for name, equation in EQUATIONS.items()}
     caption = f"{about}, of the better of two networks; {len(NONLINEAR)} nonlinear equations first."
     return Section([pivot(["equation"], rows, columns, cells), caption])
 
@@ -205,7 +200,8 @@ def _run(options: EquationOptions, store: Store) -> None:
             like = EquationRun("", "none", equation=equation, draws="once" if stays else "anew", **limit(length, 0.25))
             first = first_trial(like, each, damping=DAMPINGS.get(each.optimizer, 3.2e-3))
             is_network = each != RANDOM_FEATURES
-            search = counts_first(first, options.trials) if is_network else _slopes(first, options.trials)
+            slopes = around(replace(first, inner=2000), options.trials)
+            search = counts_first(first, options.trials) if is_network else slopes
             tuned_on = [{"seed": seed} for seed in TUNED_ON[: _repeats(first, options.trials) if is_network else 1]]
             (best,) = choose([search], SOLVED, store, math.log, each=partial(variants, changes=tuned_on))
             for run in [best, *(_lower(best, store) if is_network else [])]:
@@ -237,10 +233,6 @@ def _lower(best: EquationRun, store: Store) -> list[EquationRun]:
     rates = sorted({rate for rate in tried.values() if rate and rate < (best.lr or 0)}, reverse=True)
     lower = [replace(best, lr=rate) for rate in rates]
     return [run for run in lower if run.key("search") in tried][:2]
-
-
-def _slopes(first: EquationRun, trials: int) -> Search:
-    return around(replace(first, inner=2000), trials)
 
 
 STUDIES = {

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import seaborn as sns
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from adiv_optim import diagnostics
 from adiv_optim.layers import MeanFieldNorm
 
-from ..core.figure import curves, panels
+from ..core.figure import panels, seaborn
 from ..core.store import Result
 from ..core.study import Recipe, measurement
 from ..core.tables import Row, Section, Table, exact, ranged
@@ -190,9 +191,8 @@ def section(result: Result, name: str, folder: Path) -> Section:
     table = Table([*header, *labels], rows)
     caption = (
         f"Isometry gap after {deep} layers of width {result['width']}, linear → activation → centre → normalise, of "
-        f"{result['samples']} samples: median and quartiles over {result['seeds']} draws of the weights, float64. "
-        "Distances are those of Gram matrices, relative. Out of range, a cross in the figures: in one of the draws the "
-        f"activations have left float64 or its precision. torch {result['environment']['torch']}."
+        f"{result['samples']} samples: median and quartiles over {result['seeds']} draws of the weights. Out of range, "
+        f"a cross in the figures: activations left float64 or its precision. torch {result['environment']['torch']}."
     )
     return Section([table, caption])
 
@@ -216,7 +216,7 @@ def _draw(figure: Figure, result: Result, path: Path) -> None:
                     axis.plot(len(there) - 1, there[-1][1], "x", color=color, markersize=8)
             # The lowest, the middle and the highest of three quartiles are these themselves.
             frame = pd.DataFrame(points, columns=["curve", "depth", "value"])
-            curves(axis, frame, **look, estimator="median", errorbar=("pi", 100))
+            seaborn(sns.lineplot, axis, frame, **look, estimator="median", errorbar=("pi", 100))
             axis.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label="band: quartiles")
 
 

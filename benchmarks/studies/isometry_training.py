@@ -13,7 +13,7 @@ from ..core.figure import panels, plt
 from ..core.runs import measure
 from ..core.store import Result, Store, public_name, setting
 from ..core.study import Options, Recipe, Sections, Study, apart, protocols
-from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, spearman
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, machine, spearman
 from ..problems.images import data_label
 from ..problems.isometry import ACTIVATIONS, train
 
@@ -37,10 +37,15 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     for own, group, _ in protocols(store, name, "activation", "layers", "seed"):
         for number, (layers, found) in enumerate(by_depth(group).items()):
             first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
-            data = data_label(first["settings"]["data"])
+            settings, data = first["settings"], data_label(first["settings"]["data"])
             _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
             _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
-            sections[f"{name}{end}"] = Section([_table(found), _caption(found, data)])
+            caption = (
+                f"{data}, {layers} layers of {settings['width']}, {settings['steps']} steps. Isometry is that of "
+                f"{first['samples']} training samples, losses are means of {WINDOW} steps. "
+                f"{machine(first['environment'])}"
+            )
+            sections[f"{name}{end}"] = Section([_table(found), caption])
     return sections
 
 
@@ -123,28 +128,11 @@ def _table(found: Seeds) -> Table:
     return Table(header, rows)
 
 
-def correlations(found: Seeds) -> dict[str, Any]:
-    """Spearman's rank correlation of β with each end's loss and with the test accuracy, of means over seeds."""
-    strengths = [seeds[0]["strength"] for seeds in found.values()]
-    columns = {
-        f"the loss at the end of {end}": [statistics.fmean(_losses(seeds, step)) for seeds in found.values()]
-        for end, step in _ends(found).items()
-    }
-    columns["test accuracy"] = [statistics.fmean(r["test_accuracy"] for r in seeds) for seeds in found.values()]
-    return {name: spearman(strengths, column) for name, column in columns.items()}
-
-
-def _caption(found: Seeds, data: str) -> str:
-    result = next(iter(found.values()))[0]
-    settings, ranks = result["settings"], ""
-    if len(found) > 2:
-        each = (f"{name} {rank.statistic:+.2f} (p = {rank.pvalue:.2g})" for name, rank in correlations(found).items())
-        ranks = f"Rank correlation of β over {len(found)} activations with {', with '.join(each)}. "
-    return (
-        f"{data}, {settings['layers']} layers of {settings['width']}, {settings['steps']} steps. Isometry is that of "
-        f"{result['samples']} training samples; a norm centres before it normalises, and that may lower it. "
-        f"Losses are means of {WINDOW} steps. {ranks}torch {result['environment']['torch']}."
-    )
+def correlation(found: Seeds) -> Any:
+    """Spearman's rank correlation of β with the loss at the end of training, of means over seeds."""
+    steps = _ends(found)["training"]
+    losses = [statistics.fmean(_losses(seeds, steps)) for seeds in found.values()]
+    return spearman([seeds[0]["strength"] for seeds in found.values()], losses)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 Rates and dampings are chosen from grids by the validation loss of seed 0, which is then one of those shown.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -15,13 +15,12 @@ from examples.gpt import NORM_LABELS, NORMS
 from ..core.runs import in_turn, measure, run_all, ten_times
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, protocols
-from ..core.tables import Cell, Section, Table, exact, grouped
-from ..core.tables import Row as Cells
+from ..core.tables import Row, Section, Table, exact, grouped
 from ..core.tune import choose, grid
 from ..methods import METHODS
 from ..problems import language
 from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
-from .texts import PAGE, SMOKE, TextOptions, about, at_edge, best_first, draw, loss_cell, losses_of, rows_of
+from .texts import PAGE, SMOKE, TextOptions, about, best_first, draw, loss_cell, losses_of, rows_of
 
 
 class Search(NamedTuple):
@@ -153,49 +152,33 @@ def report(store: Store, name: str, folder: Path, figures: bool = True) -> Secti
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
     parts, timed = list[str | Table](), {(t["preset"], t["device"]): t for t in store.read("time")}
     groups = list(protocols(store, name, "norm", "steps", "method", "lr", "damping", "seed"))
-    for own, results, tried in groups:
-        heading, time = title(results[0]), timed.get(setting("preset", "device")(results[0]))
+    for own, results, _ in groups:
+        time = timed.get(setting("preset", "device")(results[0]))
+        heading, ratios, caption = title(results[0]), time["time_ratio"] if time else {}, about(results)
         if figures:
             draw(best_first(results), heading, folder / f"{own}-steps.png")
         if figures and time:
-            ratios = time["time_ratio"]
             shown = [result for result in results if result["settings"]["method"] in ratios]
             draw(best_first(shown), heading, folder / f"{own}-time.png", ratios)
-        table = _table(results, tried, time, own.removeprefix(f"{name}-") if len(groups) > 1 else "")
-        parts += [f"**{heading}**", table, _caption(results, time)]
+        if time:
+            caption += f" Time per step is in AdamW's {time['adamw_ms']:.0f} ms."
+        table = _table(results, ratios, own.removeprefix(f"{name}-") if len(groups) > 1 else "")
+        parts += [f"**{heading}**", table, caption]
     return {name: Section(parts)}
 
 
-#: What rate and damping are chosen for.
-_CHOICE = setting("method", "norm", "steps")
-
-
-def _table(results: list[Result], tried: list[Result], time: Result | None, name: str) -> Table:
+def _table(results: list[Result], ratios: Mapping[str, Any], name: str) -> Table:
     """Losses (mean ± standard error over seeds) and time of every combination of settings."""
-    ratios, cells = time["time_ratio"] if time else {}, list[Cells]()
+    rows = list[Row]()
     for seeds in rows_of(results):
-        settings = seeds[0]["settings"]
-        same = [result["settings"] for result in tried if _CHOICE(result) == _CHOICE(seeds[0])]
-        row: list[str | Cell] = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
-        for key in ("lr", "damping"):
-            cell = exact(settings.get(key))
-            mark = at_edge(settings.get(key), (other[key] for other in same if key in other))
-            row.append(cell._replace(text=cell.text + mark))
-        validation, test = losses_of(seeds)
-        row += [exact(settings["steps"]), loss_cell(test, 4), loss_cell(validation, 4)]
-        cells.append([*row, exact(ratios.get(settings["method"], {}).get("median"), ".2f")])
+        settings, (validation, test) = seeds[0]["settings"], losses_of(seeds)
+        rows.append([
+            METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]], exact(settings["lr"]),
+            exact(settings.get("damping")), exact(settings["steps"]), loss_cell(test, 4), loss_cell(validation, 4),
+            exact(ratios.get(settings["method"], {}).get("median"), ".2f"),
+        ])  # fmt: skip
     header = ["method", "normaliser", "learning rate", "damping", "steps"]
-    header += ["test loss", "validation loss", "time per step"]
-    return Table(header, cells, name=name)
-
-
-def _caption(results: list[Result], time: Result | None) -> str:
-    """Say under a table what its numbers are."""
-    timed = ""
-    if time:
-        rounds = time["time_ratio"]["adamw"]["rounds"]
-        timed = f" Time per step is in AdamW's {time['adamw_ms']:.0f} ms: medians of {rounds} rounds in turn."
-    return f"{about(results)}{timed}"
+    return Table([*header, "test loss", "validation loss", "time per step"], rows, name=name)
 
 
 def _study(

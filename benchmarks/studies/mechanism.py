@@ -5,22 +5,23 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import seaborn as sns
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from adiv_optim.diagnostics import divergence
 
-from ..core.figure import panels
+from ..core.figure import panels, seaborn
 from ..core.runs import NOBODY, Watch, run_all
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, mean_and_error, spearman
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, spearman
 from ..data import Dataset
 from ..ensemble import IMAGES, Loops, epoch_orders, set_rate
 from ..methods import METHODS
@@ -94,51 +95,58 @@ def _run(options: MechanismOptions, store: Store) -> None:
     run_all(runs, FOLLOWED, store, download=options.download)
 
 
-def means(result: Result) -> dict[str, float]:
-    """Every quantity's mean along the run, and the mean accuracy."""
-    finite = {name: [value for value in result[name] if value is not None] for name in QUANTITIES}
-    along = {name: statistics.fmean(values) if values else math.nan for name, values in finite.items()}
-    return {**along, "accuracy": statistics.fmean(result["accuracy"])}
-
-
-def groups(results: Sequence[Result]) -> dict[str, list[dict[str, float]]]:
-    """All runs that have not diverged, and those of every activation and optimizer, where there are enough."""
-    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+def runs_of(results: Sequence[Result]) -> pd.DataFrame:
+    """A row for each run: method, activation, optimizer, accuracies and their mean, and every quantity's mean."""
+    rows = []
     for result in results:
-        own, settings = means(result), result["settings"]
-        if all(map(math.isfinite, own.values())) and own["accuracy"] > 200 / result["classes"]:
-            found["all"].append(own)
-            found[f"{settings['activation']}, {settings['optimizer']}"].append(own)
-    return {name: members for name, members in found.items() if len(members) >= ENOUGH}
+        method, activation, optimizer = setting("method", "activation", "optimizer")(result)
+        row = {"method": METHODS[method].label, "activation": activation, "optimizer": optimizer}
+        row |= {"accuracies": result["accuracy"], "accuracy": statistics.fmean(result["accuracy"])}
+        finite = {name: [value for value in result[name] if value is not None] for name in QUANTITIES}
+        means = {name: statistics.fmean(values) if values else math.nan for name, values in finite.items()}
+        rows.append({**row, **means})
+    return pd.DataFrame(rows)
 
 
-def rank(members: Sequence[dict[str, float]], quantity: str) -> Any:
+def sound(results: Sequence[Result]) -> pd.DataFrame:
+    """The runs that have not diverged: with divergence that is finite, and twice as accurate as guessing."""
+    runs = runs_of(results).dropna(subset=[*QUANTITIES])
+    return runs[runs["accuracy"] > 200 / results[0]["classes"]]
+
+
+def groups(results: Sequence[Result]) -> dict[str, pd.DataFrame]:
+    """All sound runs, and those of every activation and optimizer, where there are enough."""
+    runs = sound(results)
+    by_both = {", ".join(key): group for key, group in runs.groupby(["activation", "optimizer"], sort=False)}
+    return {name: group for name, group in {"all": runs, **by_both}.items() if len(group) >= ENOUGH}
+
+
+def rank(runs: pd.DataFrame, quantity: str) -> Any:
     """Spearman's rank correlation of a quantity with the accuracy."""
-    return spearman([own[quantity] for own in members], [own["accuracy"] for own in members])
+    return spearman(runs[quantity], runs["accuracy"])
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Rank correlations, the runs, a figure and a caption."""
-    results, found = store.read(), groups(store.read())
-    correlations = list[Row]()
-    for group, members in found.items():
+    results = store.read()
+    named, correlations = list(QUANTITIES.values()), list[Row]()
+    for group, members in groups(results).items():
         ranks = [rank(members, quantity) for quantity in QUANTITIES]
         cells = [Cell(f"{r.statistic:+.2f} ({r.pvalue:.2g})", {"": r.statistic, "p": r.pvalue}) for r in ranks]
         correlations.append([group, exact(len(members)), *cells])
-    labels = list(QUANTITIES.values())
-    rows = list[Row]()
-    for result in sorted(results, key=lambda r: -mean_and_error(r["accuracy"])[0]):
-        settings, own = result["settings"], means(result)
-        row: Row = [METHODS[settings["method"]].label, settings["activation"], settings["optimizer"]]
-        rows.append([*row, estimate(result["accuracy"]), *(exact(own[name], ".3f") for name in QUANTITIES)])
-    _figure(results, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
+    rows = [
+        [run["method"], run["activation"], run["optimizer"], estimate(run["accuracies"]),
+         *(exact(run[quantity], ".3f") for quantity in QUANTITIES)]
+        for _, run in runs_of(results).sort_values("accuracy", ascending=False, kind="stable").iterrows()
+    ]  # fmt: skip
+    if len(better := sound(results)):
+        _figure(better, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
     caption = (
         f"Divergence of the real step, mean over {POINTS} moments of the run, {BATCHES} batches and all layers, and "
-        "Spearman's rank correlations with the test accuracy, in brackets p. "
-        f"The thesis wants a positive one with the cosine and negative ones with the others. {trained(results)}"
+        f"its rank correlation with the test accuracy (p). {trained(results)}"
     )
-    first = Table(["runs", "n", *(f"accuracy and {label}" for label in labels)], correlations, name="ranks")
-    second = Table(["method", "activation", "optimizer", "test accuracy, %", *labels], rows, name="runs")
+    first = Table(["runs", "n", *(f"accuracy and {label}" for label in named)], correlations, name="ranks")
+    second = Table(["method", "activation", "optimizer", "test accuracy, %", *named], rows, name="runs")
     return {name: Section([first, second, caption])}
 
 
@@ -146,25 +154,15 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 _MARKS = {"sgd": "o", "momentum": "s", "adam": "^"}
 
 
-def _figure(results: Sequence[Result], title: str, path: Path) -> None:
-    """Draw accuracy against every quantity, a mark per optimizer, filled for tanh."""
-    better = [result for result in results if means(result)["accuracy"] > 200 / result["classes"]]
-    with panels(list(QUANTITIES.values()), title, path, ylabel="test accuracy, %") as axes:
-        for axis, quantity in zip(axes, QUANTITIES, strict=True):
-            for result in better:
-                own, settings, method = means(result), result["settings"], METHODS[result["settings"]["method"]]
-                face = method.color if settings["activation"] == "tanh" else "none"
-                look = {"color": method.color, "marker": _MARKS[settings["optimizer"]], "facecolors": face}
-                axis.scatter(own[quantity], own["accuracy"], s=45, **look)
-        key = partial(axes[0].plot, [], [])  # of colour, mark and filling, one after the other
-        for name in in_order(METHODS, (result["settings"]["method"] for result in better)):
-            key(color=METHODS[name].color, linewidth=7, label=METHODS[name].label)
-        for optimizer in in_order(_MARKS, (result["settings"]["optimizer"] for result in better)):
-            key(_MARKS[optimizer], color="0.4", label=optimizer)
-        for activation in in_order(ACTIVATIONS, (result["settings"]["activation"] for result in better)):
-            filled = activation == "tanh"
-            look = {"color": "0.4", "markerfacecolor": "0.4" if filled else "none"}
-            key("D", **look, label=f"{activation}: {'filled' if filled else 'hollow'}")
+def _figure(runs: pd.DataFrame, title: str, path: Path) -> None:
+    """Draw accuracy against every quantity, a row of panels for each activation and a mark for each optimizer."""
+    places = list(product(in_order(ACTIVATIONS, runs["activation"]), QUANTITIES))
+    look = {"hue": "method", "palette": {method.label: method.color for method in METHODS.values()}, "s": 45}
+    look |= {"style": "optimizer", "markers": _MARKS, "style_order": in_order(_MARKS, runs["optimizer"])}
+    names = [f"{QUANTITIES[quantity]}: {activation}" for activation, quantity in places]
+    with panels(names, title, path, columns=3, ylabel="test accuracy, %") as axes:
+        for axis, (activation, quantity) in zip(axes, places, strict=True):
+            seaborn(sns.scatterplot, axis, runs[runs["activation"] == activation], x=quantity, y="accuracy", **look)
 
 
 _HELP = "divergence along tuned runs, and whether it ranks them"

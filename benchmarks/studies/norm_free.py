@@ -21,7 +21,7 @@ from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, me
 from ..core.tune import choose, ladder
 from ..methods import METHODS
 from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
-from .texts import PAGE, SMOKE, TextOptions, about, at_edge, loss_cell, losses_of
+from .texts import PAGE, SMOKE, TextOptions, about, loss_cell, losses_of
 
 
 class Arm(NamedTuple):
@@ -84,16 +84,17 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol: one table, a row for each of normaliser, embeddings and optimizer."""
     sections: Sections = {}
     for own, results, searched in protocols(store, name, *Arm._fields, "lr", "damping", "seed"):
-        rows, trials = grouped(results, _row), grouped(searched, _row)
-        tried = {row: list(map(setting("lr"), each)) for row, each in trials.items()}
-        order = sorted(rows, key=_order)
+        rows, tried = grouped(results, _row), grouped(searched, _row)
         header = ["normaliser", "embeddings", "optimizer", "learning rate", "seeds", "validation loss", "test loss"]
         header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
         header += ["RMS of the residual stream", "of the logits"]
-        table = Table(header, [_cells(row, rows, tried.get(row, [])) for row in order])
-        length = f"{results[0]['settings']['steps']} steps"
-        caption = f"{about(results)} Differences are to LayerNorm with the same bare optimizer; p is Welch's."
-        sections[own] = Section([f"**{title(results[0])}, {length}**", table, caption])
+        table = Table(header, [_cells(row, rows, tried.get(row, [])) for row in sorted(rows, key=_order)])
+        heading = f"**{title(results[0])}, {results[0]['settings']['steps']} steps**"
+        caption = (
+            f"{about(results)} * is an edge of what was tried. Differences are to LayerNorm with the same bare "
+            "optimizer; p is Welch's."
+        )
+        sections[own] = Section([heading, table, caption])
     return sections
 
 
@@ -106,12 +107,12 @@ def _order(row: Arm) -> tuple[float, ...]:
     return norm, DEVIATIONS.index(row.embedding_deviation), method, row.embedding_lr or 0
 
 
-def _cells(row: Arm, rows: Mapping[Arm, list[Result]], tried: Sequence[float]) -> Row:
-    results = rows[row]
+def _cells(row: Arm, rows: Mapping[Arm, list[Result]], trials: Iterable[Result]) -> Row:
+    results, tried = rows[row], set(map(setting("lr"), trials))
     embeddings = f"{row.embedding_deviation or 0.02:g}"
     embeddings += "" if row.embedding_lr is None else f", rate {row.embedding_lr:g}"
     rates = " or ".join(f"{rate:g}" for rate in sorted({result["settings"]["lr"] for result in results}))
-    rates += at_edge(results[0]["settings"]["lr"], tried)
+    rates += "*" * (len(tried) > 1 and results[0]["settings"]["lr"] in (min(tried), max(tried)))
     first = [NORM_LABELS[row.norm], embeddings, METHODS[row.method].label, rates]
     validation, test = losses_of(results)
     if math.inf in validation:

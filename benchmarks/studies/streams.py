@@ -18,7 +18,7 @@ from ..core.figure import panels
 from ..core.runs import interleaved, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Compared, Recipe, Sections, Study
-from ..core.tables import Cell, Section, Table, exact, grouped, machine, pivot
+from ..core.tables import Cell, Row, Section, Table, exact, grouped, in_order, machine, pivot, ranged
 from ..core.tune import choose, ladder
 from ..problems.streams import SIGNALS, STREAMS, Loop, StreamRun, signal_of
 
@@ -67,37 +67,17 @@ def run_of(arm: str, **settings: Any) -> StreamRun:
     return StreamRun("", **{"method": "none", "optimizer": "sgd", "lr": 0.01, **ARMS[arm].settings, **settings})
 
 
-def _key(settings: Mapping[str, Any]) -> str:
+def _arm(settings: Mapping[str, Any]) -> str:
     names = ("optimizer", "method", "norm", "bound", "running_rms")
     wanted = [settings.get(name) for name in names]
     return next(arm for arm in ARMS if [run_of(arm).settings().get(name) for name in names] == wanted)
 
 
-def arm(result: Result) -> str:
-    """The arm of a run."""
-    return _key(result["settings"])
-
-
-def setting_of(result: Result) -> tuple[Any, ...]:
-    """Learning rate, limit and damping of a run."""
-    return tuple(result["settings"].get(name) for name in ("lr", "limit", "damping"))
-
-
-def errors(results: Sequence[Result]) -> dict[int, float]:
-    """Seed → relative error, by the settings chosen last; infinite where a run diverged."""
-    last = setting_of(results[-1])
-    chosen = [r for r in results if setting_of(r) == last]
-    return {r["settings"]["seed"]: math.inf if r["error"] is None else r["error"] for r in chosen}
-
-
 def _median(values: Mapping[int, float]) -> Cell:
     quartiles = np.quantile([min(value, DIVERGED) for value in values.values()], (0.25, 0.5, 0.75))
     low, middle, high = (value if value < 1e-3 * DIVERGED else math.inf for value in quartiles)
-    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
-    numbers["diverged"] = sum(map(math.isinf, values.values()))
-    if math.isinf(middle):
-        return Cell("diverges", numbers)
-    return Cell(f"{middle:.2g} ({low:.2g}–{high:.2g})", numbers)
+    cell = ranged(low, middle, high, n=len(values), diverged=sum(map(math.isinf, values.values())))
+    return cell._replace(text="diverges") if math.isinf(middle) else cell
 
 
 def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:
@@ -133,28 +113,50 @@ def tolerated(rates: Mapping[float, float], factor: float = 1.1) -> tuple[float,
     return ends[0], ends[1]
 
 
-def _by_rate(searched: Sequence[Result], chosen: Result) -> dict[float, float]:
-    """Learning rate → geometric mean of the trials' errors, at the limit or damping that was chosen."""
-    by_rate = grouped((r for r in searched if setting_of(r)[1:] == setting_of(chosen)[1:]), setting("lr"))
-    return {
-        rate: math.inf if None in (scores := [r["score"] for r in each]) else statistics.geometric_mean(scores)
-        for rate, each in by_rate.items()
-    }
+class Outcome(NamedTuple):
+    """What an arm reached on a signal by the settings chosen last, and which learning rates would have done."""
+
+    errors: Mapping[int, float]  # seed → relative error; infinite where a run diverged
+    lr: float
+    bound: float | None  # the limit of clipping, or a damping
+    trials: int
+    low: float
+    high: float
 
 
-def _figure(ranges: Mapping[tuple[str, str], tuple[float, float, float]], signals: list[str], path: Path) -> None:
-    names = [name for name in ARMS if any(name == key for key, _ in ranges)][::-1]
+#: (arm, signal) → what it reached.
+Outcomes = Mapping[tuple[str, str], Outcome]
+
+
+def _outcome(results: Sequence[Result], searched: Sequence[Result]) -> Outcome:
+    """The range of rates is of the geometric means of the trials' errors, at the limit or damping that is chosen."""
+    lr, bound = _chosen(results[-1])
+    errors = {setting("seed")(r): math.inf if r["error"] is None else r["error"] for r in results
+              if _chosen(r) == (lr, bound)}  # fmt: skip
+    tried = grouped(searched, _chosen)
+    scores = {rate: [r["score"] for r in each] for (rate, at), each in tried.items() if at == bound}
+    means = {rate: math.inf if None in each else statistics.geometric_mean(each) for rate, each in scores.items()}
+    return Outcome(errors, lr, bound, len(tried), *tolerated(means))
+
+
+def _chosen(result: Result) -> tuple[float, float | None]:
+    """Learning rate, and limit or damping, of a run."""
+    settings = result["settings"]
+    return settings["lr"], settings.get("limit", settings.get("damping"))
+
+
+def _figure(outcomes: Outcomes, signals: list[str], path: Path) -> None:
+    names = [name for name in ARMS if any(name == key for key, _ in outcomes)][::-1]
     with panels([TITLES[s] for s in signals], "Range of learning rates within 10 % of the best", path,
                 columns=2, height=2.6, xlabel="learning rate / best learning rate", xscale="log") as axes:  # fmt: skip
         for axis, signal in zip(axes, signals, strict=True):
             for place, name in enumerate(names):
-                if (name, signal) in ranges:
-                    low, best, high = ranges[name, signal]
-                    axis.plot([low / best, high / best], [place] * 2, color=ARMS[name].color, linewidth=5)
+                if outcome := outcomes.get((name, signal)):
+                    low, high = outcome.low / outcome.lr, outcome.high / outcome.lr
+                    axis.plot([low, high], [place] * 2, color=ARMS[name].color, linewidth=5)
                     axis.plot([1], [place], "|", color="white", markersize=7)
                     width = f"× {high / low:.{0 if high > 10 * low else 1}f}"
-                    where = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-                    axis.annotate(width, (high / best, place), (4, 0), **where)
+                    axis.annotate(width, (high, place), (4, 0), textcoords="offset points", va="center", fontsize=9)
             axis.set_yticks(range(len(names)), [ARMS[name].label for name in names])
             axis.margins(x=0.2)
 
@@ -162,48 +164,35 @@ def _figure(ranges: Mapping[tuple[str, str], tuple[float, float, float]], signal
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A table of all arms and signals, one for each signal, and a figure of the rates that do."""
     results = store.read()
-    groups = grouped(results, lambda r: (arm(r), r["settings"]["signal"]))
-    searched = grouped(store.read("search"), lambda r: (arm(r), r["settings"]["signal"]))
-    times = {r["settings"]["arm"]: r["milliseconds"] for r in store.read("time")}
-    signals = [signal for signal in SIGNALS if any(signal == key for _, key in groups)]
-    arms = [each for each in ARMS if any(each == key for key, _ in groups)]
-    errors_of = {key: errors(runs) for key, runs in groups.items()}
-    ranges, parts = {}, dict[str, Section]()
-    for (key, signal), runs in groups.items():
-        rates = _by_rate(searched[key, signal], runs[-1])
-        low, high = tolerated(rates)
-        ranges[key, signal] = low, min(rates, key=rates.__getitem__), high
-    _figure(ranges, signals, folder / f"{name}.png")
+    groups, searched = (
+        grouped(each, lambda r: (_arm(r["settings"]), setting("signal")(r))) for each in (results, store.read("search"))
+    )
+    outcomes = {key: _outcome(runs, searched[key]) for key, runs in groups.items()}
+    signals = [signal for signal in SIGNALS if any(signal == other for _, other in outcomes)]
+    _figure(outcomes, signals, folder / f"{name}.png")
     where, rows = machine(results[0]["environment"]), results[0]["settings"]["steps"]
-    cells: dict[tuple[str, str], str | Cell] = {key: _median(values) for key, values in errors_of.items()}
-    cells |= {(key, "time"): exact(times.get(key), ".2g") for key in arms}
-    columns = {signal: TITLES[signal] for signal in signals} | {"time": "ms per step"}
+    cells: dict[tuple[str, str], str | Cell] = {key: _median(outcome.errors) for key, outcome in outcomes.items()}
+    cells |= {(r["settings"]["arm"], "time"): exact(r["milliseconds"], ".2g") for r in store.read("time")}
     caption = (
         f"Relative error, Σ(e/s)² / Σ(y/s)², of the second half of {rows:,} rows, each predicted before it is learned; "
         "s is the target's amplitude where that is known, else 1. Median and quartiles over seeds. Learning rates are "
         "the best of ten on two other seeds, and of as many for each of three limits of clipping or three dampings. "
         f"Time is processor time of a plain loop, the median of 41 rounds in turn. {where}"
     )
-    parts[name] = Section([pivot(["arm"], {key: [ARMS[key].label] for key in arms}, columns, cells), caption])
+    labels = {key: arm.label for key, arm in ARMS.items()}
+    parts = {name: Section([pivot(["arm"], labels, TITLES | {"time": "ms per step"}, cells), caption])}
     header = ["arm", "learning rate", "limit or damping", "trials", "relative error", "against SGD (p)",
               "against the running RMS (p)", "range of rates"]  # fmt: skip
     for signal in signals:
-        table = list[list[str | Cell]]()
-        for key in (each for each in arms if (each, signal) in errors_of):
-            values, (rate, *bounds) = errors_of[key, signal], setting_of(groups[key, signal][-1])
-            bound = next(filter(None, bounds), None)
-            low, _, high = ranges[key, signal]
-            rivals = [errors_of.get((other, signal), {}) if other != key else {} for other in ("sgd", "running-rms")]
-            trials = len(set(map(setting_of, searched[key, signal])))
-            table.append([
-                ARMS[key].label, exact(rate), exact(bound), exact(trials), _median(values),
-                *(against(values, rival) for rival in rivals), exact(high / low, ".2g"),
-            ])  # fmt: skip
-        about = (
-            "Ratios are medians over seeds, p is of Wilcoxon's signed ranks. The range is the highest learning rate "
-            f"within 10 % of the best over the lowest, among those that were tried. {where}"
-        )
-        parts[f"{name}-{signal}"] = Section([f"**{TITLES[signal]}**", Table(header, table), about])
+        errors, table = {key: each.errors for (key, other), each in outcomes.items() if other == signal}, list[Row]()
+        for key in in_order(ARMS, errors):
+            outcome, rivals = outcomes[key, signal], [errors.get(other, {}) for other in ("sgd", "running-rms")]
+            beside = ["" if rival is errors[key] else against(errors[key], rival) for rival in rivals]
+            chosen = [exact(outcome.lr), exact(outcome.bound), exact(outcome.trials)]
+            spread = exact(outcome.high / outcome.low, ".2g")
+            table.append([ARMS[key].label, *chosen, _median(errors[key]), *beside, spread])
+        about = "Ratios are medians over seeds, p is of Wilcoxon's signed ranks; rates within 10 % of the best."
+        parts[f"{name}-{signal}"] = Section([f"**{TITLES[signal]}**", Table(header, table), f"{about} {where}"])
     return parts
 
 

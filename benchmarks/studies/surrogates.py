@@ -79,7 +79,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     results = store.read()
     groups = grouped(results, lambda r: (_key(r), r["settings"]["data_set"]))
     chosen = {key: [r for r in own if setting("lr")(r) == setting("lr")(own[-1])] for key, own in groups.items()}
-    rows = {key: [_name(own[0]["settings"])] for key, own in grouped(results, _key).items()}
+    rows = {key: _name(own[0]["settings"]) for key, own in grouped(results, _key).items()}
     cells: dict[tuple[Any, str], str | Cell] = {key: _cell(own) for key, own in chosen.items()}
     prices = [f"{r['time_ratio']['median']:.2f}" for r in store.read("price")]
     price = f"A step of whitened SOAP takes {prices[0]} of SOAP's with the operator. " if prices else ""
@@ -90,8 +90,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         "pixels in two photographs, those of the right quarter test. Lower is better. One seed, or the median of five "
         f"and the range, after {steps} steps. {price}{machine(results[0]['environment'])}"
     )
-    columns = {data_set: title for data_set, title in TITLES.items() if any(data_set == key for _, key in groups)}
-    return {name: Section([pivot(["arm"], rows, columns, cells), caption])}
+    return {name: Section([pivot(["arm"], rows, TITLES, cells), caption])}
 
 
 @dataclass

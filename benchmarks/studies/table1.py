@@ -12,7 +12,7 @@ from scipy.stats import linregress, t
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.tables import (
+from ..core.tables import (  # fmt: skip
     Cell,
     Row,
     Section,
@@ -24,9 +24,9 @@ from ..core.tables import (
     pivot,
     spearman,
     welch,
-)  # fmt: skip
+)
 from ..grids import PAPERS, Grid, Presets, expand, grid_study, presets
-from ..methods import METHODS
+from ..methods import METHODS, labels
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
@@ -99,17 +99,6 @@ def ranked(results: list[Result], activation: str) -> tuple[Any, int]:
     return spearman(ours, paper) if len(methods) > 2 else None, len(methods)
 
 
-def ranking(results: list[Result]) -> str:
-    """How far the order of the methods is the paper's, by activation."""
-    sentences = []
-    for activation in ACTIVATIONS:
-        rank, count = ranked(results, activation)
-        if rank is not None:
-            about = f"over {count} methods (p = {rank.pvalue:.2g})"
-            sentences.append(f"Spearman's ρ with the paper's means is {rank.statistic:+.2f} {about}, {activation}. ")
-    return "".join(sentences)
-
-
 def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -> Table:
     """Accuracy at every batch size, its mean, and the slope, beside the paper's.
 
@@ -139,54 +128,47 @@ def _slope(slope: float, error: float, **more: float) -> Cell:
     return Cell(f"{100 * slope:+.2f} ± {100 * error:.2f}", {"": 100 * slope, "error": 100 * error, **more})
 
 
-#: A method whose mean is below this share of the best one's has collapsed, and is drawn in the inset.
+#: A method whose mean is below this share of the best one's has collapsed, and is drawn on a scale of its own.
 COLLAPSED = 0.7
 
 
 def draw(results: list[Result], title: str, path: Path) -> None:
-    """Draw accuracy by batch size beside the fitted lines, one panel per activation; the paper's lines are dotted."""
-    found = series(results)
+    """Draw accuracy by batch size beside the fitted lines, panels for each activation; the paper's lines are dotted."""
+    found, drawn = series(results), dict[tuple[bool, str], list[str]]()
     activations = in_order(ACTIVATIONS, (key[1] for key in found))
-    with panels(activations, title, path, sharey=False, xlabel="batch size", ylabel="test accuracy, %") as axes:
-        for axis, activation in zip(axes, activations, strict=True):
-            own = {name: by_size for (name, other), by_size in found.items() if other == activation}
-            means = {name: statistics.fmean(over_sizes(by_size)) for name, by_size in own.items()}
-            collapsed = [name for name in means if means[name] < COLLAPSED * max(means.values())]
-            _drawn(axis, activation, {name: own[name] for name in in_order(METHODS, own) if name not in collapsed})
-            if collapsed:
-                low, high = axis.get_ylim()
-                axis.set_yticks([tick for tick in axis.get_yticks() if low <= tick <= high and tick == round(tick)])
-                axis.set_ylim(low - 0.5 * (high - low), high)  # the lower third is the inset's
-                inset = axis.inset_axes((0, 0, 1, 0.3))
-                _drawn(inset, activation, {name: own[name] for name in in_order(METHODS, collapsed)})
-                inset.set_xlim(axis.get_xlim())
-                inset.tick_params(labelbottom=False)
-                inset.grid(alpha=0.3)
-                inset.set_title("collapsed, on a scale of its own", fontsize=10, pad=4)
+    for activation in activations:
+        own = in_order(METHODS, (name for name, other in found if other == activation))
+        means = {name: statistics.fmean(over_sizes(found[name, activation])) for name in own}
+        for name, mean in means.items():
+            drawn.setdefault((mean < COLLAPSED * max(means.values()), activation), []).append(name)
+    drawn = dict(sorted(drawn.items(), key=lambda each: each[0][0]))
+    names = [activation + ", collapsed" * collapsed for collapsed, activation in drawn]
+    look: dict[str, Any] = {"sharey": False, "xlabel": "batch size", "ylabel": "test accuracy, %"}
+    with panels(names, title, path, columns=len(activations), height=2.9, **look) as axes:
+        for axis, ((_, activation), methods) in zip(axes, drawn.items(), strict=True):
+            for name in methods:
+                _draw_method(axis, name, activation, found[name, activation])
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(SIZES, [str(size) for size in SIZES])
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
         axes[-1].plot([], [], ":", color="0.3", label="the paper's line")
 
 
-def _drawn(axis: Any, activation: str, methods: dict[str, dict[int, list[float]]]) -> None:
-    for name, by_size in methods.items():
-        method = METHODS[name]
-        bars(axis, by_size, method)
-        # A line in batch size is a curve over its logarithm.
-        if fitted := line(by_size):
-            xs = np.linspace(min(by_size), max(by_size))
-            axis.plot(xs, fitted.intercept + fitted.slope * xs, color=method.color, linewidth=4, alpha=0.25)
-        if theirs := PAPER.get((name, activation)):
-            xs = np.linspace(SIZES[0], SIZES[-1])
-            heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
-            axis.plot(xs, heights, ":", color=method.color, linewidth=1.0)
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(SIZES, [str(size) for size in SIZES])
+def _draw_method(axis: Any, name: str, activation: str, by_size: dict[int, list[float]]) -> None:
+    bars(axis, by_size, METHODS[name])
+    # A line in batch size is a curve over its logarithm.
+    if fitted := line(by_size):
+        xs = np.linspace(min(by_size), max(by_size))
+        axis.plot(xs, fitted.intercept + fitted.slope * xs, color=METHODS[name].color, linewidth=4, alpha=0.25)
+    if theirs := PAPER.get((name, activation)):
+        xs = np.linspace(SIZES[0], SIZES[-1])
+        heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
+        axis.plot(xs, heights, ":", color=METHODS[name].color, linewidth=1.0)
 
 
 #: From the largest batch on, which is the soonest done.
 _PAPER: Grid = {**PAPERS, "batch_size": SIZES[::-1]}
-_SMOKE = {"method": ["none", "affine-like"], "data": "digits", "epochs": 1, "seeds": 2}
-PRESETS = {**presets(_PAPER, reduced={"epochs": 20, "seeds": 3}), "smoke": [{**_PAPER, **_SMOKE}]}
+PRESETS = presets(_PAPER, reduced={"epochs": 20, "seeds": 3})
 
 
 def _section(there: list[Result], name: str, folder: Path) -> Section:
@@ -200,7 +182,7 @@ def _section(there: list[Result], name: str, folder: Path) -> Section:
     share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
     caption = (
         "Test accuracy in per cent by batch size, mean ± standard error, and the slope of a least squares line, in "
-        f"points per hundred samples of batch. {trained(there)} {ranking(there).rstrip()}{share}"
+        f"points per hundred samples of batch. {trained(there)}{share}"
     )
     return Section([f"**{heading}**", table(there, planned), caption])
 
@@ -213,7 +195,6 @@ _DEPARTURES: Grid = {
 _LENGTHS: Presets = {
     "paper": [{**_DEPARTURES, "epochs": 100}],
     "reduced": [{**_DEPARTURES, "method": ["none", "affine-like"], "seeds": 3}],
-    "smoke": [{**_DEPARTURES, "data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}],
 }
 
 
@@ -221,9 +202,7 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
     """A row for every departure that is there."""
     settings = results[0]["settings"]
     at = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
-    labels = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
-    rows = {name: [label] for name, label in labels.items() if name in {departure for departure, _ in at}}
-    columns = {method: METHODS[method].label for method in in_order(METHODS, (method for _, method in at))}
+    rows = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
     cells = {key: estimate(accuracies) for key, accuracies in at.items()}
     for (departure, method), (text, numbers) in cells.items():
         if departure is not None and (None, method) in at:
@@ -232,8 +211,7 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
             cells[departure, method] = Cell(f"{text} ({difference:+.2f}, p {p:.2g})", {**numbers, **beside})
     heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
     caption = f"Test accuracy, in brackets the difference to the first row and Welch's p. {trained(results)}"
-    table = pivot([""], rows, columns, cells)
-    return Section([f"**{heading}, {settings['epochs']} epochs**", table, caption])
+    return Section([f"**{heading}, {settings['epochs']} epochs**", pivot([""], rows, labels(), cells), caption])
 
 
 _THREE = "--preset paper --departure none centred jpeg --methods affine-like"
@@ -244,7 +222,6 @@ STUDIES = {
         apart(_section, "method", "activation", "batch_size", "backend"),
         makes=[Recipe(20, options=("--preset paper",), decides=""), Recipe(8, "table1-reduced", ("--preset reduced",))],
         page=_PAGE,
-        smoke="--methods none --activations tanh --batch-size 8 --preset smoke --device cpu",
     ),
     "departures": grid_study(
         "what the paper's Table 1 leaves open, read otherwise", _LENGTHS,

@@ -42,13 +42,13 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         return {}
     groups = grouped(found, lambda r: (arm(r), r["settings"]["data_set"].rpartition("-")[2]))
     columns = {name: name if name == "diabetes" else f"condition {name}" for _, name in groups}
-    rows = {key: [label(own[0]["settings"])] for key, own in grouped(found, arm).items()}
+    rows = {key: label(own[0]["settings"]) for key, own in grouped(found, arm).items()}
     cells = {}
     for (key, column), own in groups.items():
         cells[key, column] = _cell(own, groups.get((key.bare, column)) if key != key.bare else None)
     caption = (
-        "Mean squared error on test rows, relative to the variance of the values; geometric mean over data sets and "
-        "seeds, and in brackets the ratio to the bare optimizer's with p of the paired t test of logarithms. "
+        "Mean squared error on test rows, relative to the values' variance; geometric mean over data sets and seeds, "
+        "and in brackets the ratio to the bare optimizer's with p of the paired t test of logarithms. "
         f"{machine(found[0]['environment'])}"
     )
     return {name: Section([pivot(["arm"], rows, columns, cells), caption])}

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 
 from examples.gpt import DEFAULT, NORM_LABELS
 
-from ..core.figure import curves, panels
+from ..core.figure import panels, seaborn
 from ..core.runs import DEVICE
 from ..core.store import Result, setting
 from ..core.study import Training
@@ -46,12 +47,6 @@ class TextOptions(Training):
         return TextRun(self.data, "adamw", "layernorm", 1e-3, **common, **more)
 
 
-def at_edge(value: float | None, tried: Iterable[float]) -> str:
-    """A mark, if a setting is the first or the last of several that were tried."""
-    values = set(tried)
-    return "*" * (len(values) > 1 and value in (min(values), max(values)))
-
-
 def losses_of(results: Iterable[Result]) -> tuple[list[float], list[float]]:
     """The losses of validation and test, inf where a run diverged."""
     each = [(worth(final_validation_loss(result)), worth(result["test_loss"])) for result in results]
@@ -68,8 +63,8 @@ def loss_cell(losses: list[float], digits: int) -> Cell:
 def about(results: list[Result]) -> str:
     """What the numbers of a table are, for a caption."""
     return (
-        "Cross entropy in nats per character, mean ± standard error over seeds. Where there are trials, learning rate "
-        "and damping are the best of them by the validation loss of seed 0; * is an edge of what was tried. "
+        "Cross entropy in nats per character, mean ± standard error over seeds; settings of trials are the best by the "
+        "validation loss of seed 0. "
         f"{machine(results[0]['environment'], results[0]['settings']['device'])}"
     )
 
@@ -152,8 +147,10 @@ def draw(lines: Mapping[str, Sequence[Seeds]], title: str, path: Path, ratios: M
                 points.append(own.assign(line=label, at=scale * own["steps"]))
             frame = pd.concat(points, ignore_index=True)
             look |= {"palette": palette, "dashes": dashes}
-            curves(axis, frame, **look, linewidth=1.8)
-            curves(axis, frame, **look, units="seed", estimator=None, linewidth=0.6, alpha=0.6, legend=False)
+            seaborn(sns.lineplot, axis, frame, **look, linewidth=1.8)
+            seaborn(
+                sns.lineplot, axis, frame, **look, units="seed", estimator=None, linewidth=0.6, alpha=0.6, legend=False
+            )
             axis.plot([], [], color="0.5", linewidth=0.6, label="thin: every seed")
             _zoom(axis, frame)
 

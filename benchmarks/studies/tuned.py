@@ -5,23 +5,23 @@ every optimizer, a full factorial design, a method climbs from three rates that 
 is the lowest or the highest tried, to the next one; accuracies are then those of other seeds.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Report, Sections, Study, apart, protocols
-from ..core.tables import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
+from ..core.study import Recipe, Sections, Study, protocols
+from ..core.tables import Cell, Section, Table, against, estimate, exact, grouped, in_order, machine
 from ..ensemble import IMAGES
 from ..grids import ALL_HAVE, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
 from ..methods import METHODS, optimizer_name
 from ..optimizers import OF_PARAMETERS
-from ..problems.images import ACTIVATIONS, ImageRun, network, trained
+from ..problems.images import ACTIVATIONS, ImageRun, network
 
 #: The rates of ladders, those that one begins with, by optimizer, and the dampings that each have one.
 RATES = tuple(float(f"{step}e{power}") for power in range(-5, 3) for step in (1, 3))
@@ -57,7 +57,7 @@ def at_best(final: Sequence[ImageRun], stage: Stage, options: TunedOptions, stor
 
 
 def _study(
-    help: str, report: Report, arms: Sequence[tuple[Grid, Sequence[Stage]]], *makes: Recipe,
+    help: str, arms: Sequence[tuple[Grid, Sequence[Stage]]], *makes: Recipe,
     then: Callable[[ImageRun], list[ImageRun]] = lambda run: [run], search_epochs: int = 3, **more: Any,
 ) -> Study:  # fmt: skip
     """A study of grids, each with the stages that choose the settings of its runs; `then` has what is trained at last.
@@ -76,92 +76,61 @@ def _study(
     return Study(help, run, report, TunedOptions(search_epochs=search_epochs), **entry)
 
 
-def _rates(results: list[Result], name: str, folder: Path) -> Section:
-    """Test accuracy of every method at its chosen rate, by activation and optimizer."""
-    cells = dict[Any, Cell]()
-    for run in results:
-        method, activation, optimizer, rate = setting("method", "activation", "optimizer", "lr")(run)
-        text, numbers = estimate(run["test_accuracy"][-1])
-        cells[method, (activation, optimizer)] = Cell(f"{text} ({rate:g})", {**numbers, "learning rate": rate})
-    rows = {method: [METHODS[method].label] for method in in_order(METHODS, (method for method, _ in cells))}
-    columns = [key for key in product(ACTIVATIONS, sorted(OF_PARAMETERS)) if key in {column for _, column in cells}]
-    table = pivot(["method"], rows, {column: "{}, {}, %".format(*column) for column in columns}, cells)
-    caption = (
-        "Test accuracy, mean ± standard error, and in brackets the learning rate, which was chosen on a tenth of the "
-        f"training set, from one grid for all methods. {trained(results)}"
-    )
-    return Section([f"**{network(results[0])}, rates tuned**", table, caption])
-
-
-def _mean(result: Result) -> float:
-    return statistics.fmean(result["test_accuracy"][-1])
-
-
-def _report_trials(store: Store, name: str, folder: Path) -> Sections:
-    """Test accuracy of every method at the settings its trials chose, best first."""
-    results = sorted(store.read(), key=lambda r: -_mean(r))
-    activations = sorted(set(map(setting("activation"), results)))
-    several, rows = len(activations) > 1, list[Row]()
-    for result in results:
-        own = result["settings"]
-        seconds = statistics.median(result["seconds"]) * own["epochs"] / len(own["seeds"])
-        row = [METHODS[own["method"]].label, *([own["activation"]] * several), own["optimizer"]]
-        row += [exact(own.get(name)) for name in ("lr", "damping", "weight_decay", "epochs")]
-        rows.append([*row, estimate(result["test_accuracy"][-1]), exact(seconds, ".0f")])
-    header = ["method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs"]
-    table = Table([*header, "test accuracy, %", "seconds"], rows)
-    caption = (
-        "Test accuracy, mean ± standard error, at the best of the trials of rate, weight decay and damping, which were "
-        "judged on a tenth of the training set. Seconds are those of one seed on a machine busy with other runs. "
-        f"{machine(results[0]['environment'])}"
-    )
-    heading = f"**{network(results[0])}, {' and '.join(activations)}, every setting tuned**"
-    return {name: Section([heading, table, caption])}
-
-
 #: What every row is held against, with the same optimizer.
 RIVAL = "batchnorm"
-_PAIRED = "activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend"
+_WITHIN = (
+    "activation", "method", "optimizer", "lr", "damping", "weight_decay", "epochs", "seeds", "validation", "backend",
+)  # fmt: skip
 
 
-def report_pairs(store: Store, name: str, folder: Path) -> Sections:
+def report(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol."""
-    return {own: _pairs(results, tried) for own, results, tried in protocols(store, name, *_PAIRED)}
+    return {own: _section(results, tried) for own, results, tried in protocols(store, name, *_WITHIN)}
 
 
-def _pairs(results: list[Result], searched: list[Result]) -> Section:
-    """A table for every activation, a row for each method behind each optimizer."""
-    key = setting("activation", "method", "optimizer")
-    at, tried = {key(result): result for result in results}, grouped(searched, key)
-    scores = {arm: max((t["score"] for t in tried.get(arm, [])), default=_mean(result)) for arm, result in at.items()}
-    parts, activations = list[str | Table](), in_order(ACTIVATIONS, (activation for activation, *_ in at))
-    for activation in activations:
-        arms = [arm for arm in product([activation], METHODS, OF_PARAMETERS) if arm in at]
-        rows = [_pair(at[arm], len(tried.get(arm, [])), at.get((activation, RIVAL, arm[-1]))) for arm in arms]
-        header = ["method", "optimizer", "learning rate", "damping", "trials", "test accuracy, %"]
-        best = {max(same, key=scores.__getitem__) for same in grouped(arms, lambda arm: arm[1]).values()}
-        # A page shows every method with the optimizer that its trials found best, if there are many.
-        worth = [arm in best for arm in arms] if len(arms) > 20 else None
-        name = activation if len(activations) > 1 else ""
-        table = Table([*header, f"against {METHODS[RIVAL].label} (p)"], rows, worth, name)
-        parts += [f"**{network(at[arms[0]])}, {activation}**", table]
+#: Activation, method, optimizer, epochs.
+_KEY = setting("activation", "method", "optimizer", "epochs")
+
+
+def _section(results: list[Result], searched: list[Result]) -> Section:
+    """A table with a row for each activation, and method behind each optimizer, of each length."""
+    at, tried = {_KEY(result): result for result in results}, grouped(searched, lambda trial: _KEY(trial)[:3])
+    activations, lengths = in_order(ACTIVATIONS, (key[0] for key in at)), sorted({key[-1] for key in at})
+    arms, rows = [arm for arm in product(activations, METHODS, OF_PARAMETERS, lengths) if arm in at], []
+    for arm in arms:
+        own, accuracies, rival = at[arm]["settings"], _accuracies(at[arm]), at.get((arm[0], RIVAL, *arm[2:]))
+        beside: str | Cell = "counterpart" if arm[1] == RIVAL else ""
+        if rival and not beside and len(accuracies) > 1:
+            beside = against(accuracies, _accuracies(rival))
+        rows.append({
+            "activation": arm[0] if len(activations) > 1 else "",
+            "method": METHODS[arm[1]].label,
+            "optimizer": optimizer_name(own),
+            "epochs": exact(arm[-1] if len(lengths) > 1 else None),
+            "learning rate": exact(own["lr"]),
+            "damping": exact(own.get("damping")),
+            "weight decay": exact(own.get("weight_decay")),
+            "trials": exact(len(tried.get(arm[:3], []))),
+            "test accuracy, %": estimate(accuracies),
+            f"against {METHODS[RIVAL].label} (p)": beside,
+        })  # fmt: skip
+    scores = {arm: max((t["score"] for t in tried.get(arm[:3], [])), default=fmean(_accuracies(at[arm]))) for arm in at}
+    best = {max(same, key=scores.__getitem__) for same in grouped(arms, lambda arm: arm[:2]).values()}
+    # A page shows every method with the optimizer that its trials found best, if there are many.
+    table = Table.of(rows, worth=[arm in best for arm in arms] if len(arms) > 20 else None)
     settings = results[0]["settings"]
     caption = (
-        f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over seeds {settings['seeds'][0]} to "
-        f"{settings['seeds'][-1]}, learning rates falling to 0 by a cosine. Learning rate and damping are the best of "
-        f"the trials, full runs of seed 0, on a tenth of the training set held out. Differences are to "
+        f"Test accuracy after {' or '.join(map(str, lengths))} epochs, mean ± standard error over seeds "
+        f"{settings['seeds'][0]} to {settings['seeds'][-1]}, learning rates falling to 0 by a cosine. Settings are the "
+        "best of the trials, runs of seed 0, on a tenth of the training set held out. Differences are to "
         f"{METHODS[RIVAL].label} with the same optimizer; p is Welch's. Muon steps the weights of all layers but the "
         f"last, Adam the rest, at one rate. {machine(results[0]['environment'], settings['device'])}"
     )
-    return Section([*parts, caption])
+    return Section([f"**{network(results[0])}, {' and '.join(activations)}**", table, caption])
 
 
-def _pair(result: Result, trials: int, rival: Result | None) -> Row:
-    own, accuracies, beside = result["settings"], result["test_accuracy"][-1], list[str | Cell]([""])
-    if rival is not None and len(accuracies) > 1:
-        beside = ["counterpart" if rival is result else against(accuracies, rival["test_accuracy"][-1])]
-    chosen = [exact(own["lr"]), exact(own.get("damping")), exact(trials)]
-    return [METHODS[own["method"]].label, optimizer_name(own), *chosen, estimate(accuracies), *beside]
+def _accuracies(result: Result) -> list[float]:
+    return result["test_accuracy"][-1]
 
 
 _RATES: Grid = {
@@ -209,7 +178,7 @@ def _other_seeds(run: ImageRun) -> list[ImageRun]:
 
 
 def _pairs_study(help: str, grid: Grid, *makes: Recipe, **more: Any) -> Study:
-    return _study(help, report_pairs, [(grid, [BY_LADDER])], *makes, then=_other_seeds, **more)
+    return _study(help, [(grid, [BY_LADDER])], *makes, then=_other_seeds, **more)
 
 
 _CONVOLUTIONS = {
@@ -247,20 +216,17 @@ _SMALL = "--seeds 1 --device cpu"
 _SMOKE = f"--methods none --optimizers sgd --activations tanh --epochs 1 --search-epochs 1 {_SMALL}"
 STUDIES = {
     "cifar10-tuned": _study(
-        "every method at the best of one grid of rates", apart(_rates, "method", "activation", "optimizer", "lr"),
-        [(_RATES, [BY_RATE])], Recipe(1.5), smoke=_SMOKE,
+        "every method at the best of one grid of rates", [(_RATES, [BY_RATE])], Recipe(1.5), smoke=_SMOKE
     ),
     "cifar10-trials": _study(
-        "the best methods, with rate, weight decay and damping by trials", _report_trials,
+        "the best methods, with rate, weight decay and damping by trials",
         [(_tanh(*arm, lr=lr, epochs=15), [BY_TRIALS]) for *arm, lr in _AROUND],
         Recipe(1.2), Recipe(1.4, _WIDE, (f"--hidden 128 128 128 --name {_WIDE}",)),
         then=_once_more, smoke=f"--trials 1 {_SMALL}",
     ),
-    "cifar10-long": _study(
-        "the same for forty epochs", _report_trials, _LONG, Recipe(0.8), smoke=_SMALL
-    ),
+    "cifar10-long": _study("the same for forty epochs", _LONG, Recipe(0.8), smoke=_SMALL),
     "digits-tuned": _study(
-        "all that on digits", _report_trials, [(_DIGITS, [BY_RATE, BY_TRIALS])], Recipe(0.1),
+        "all that on digits", [(_DIGITS, [BY_RATE, BY_TRIALS])], Recipe(0.1),
         smoke=f"{_SMOKE} --trials 1", data="", search_epochs=10,
     ),
     "cnn-pool-tuned": _pairs_study(

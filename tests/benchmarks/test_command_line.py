@@ -122,7 +122,7 @@ def test_mistakes_are_one_line(name, tmp_path, capsys):
 
 
 def test_table1_says_how_long_the_rest_takes(tmp_path, capsys):
-    smoke = ["table1", "--preset", "smoke", "--methods", "none", "--activations", "tanh", "--device", "cpu"]
+    smoke = ["table1", "--epochs", "1", "--seeds", "1", "--methods", "none", "--activations", "tanh", "--device", "cpu"]
     smoke += ["--data", "digits", "--out", str(tmp_path), "--threads", "1"]
     assert main([*smoke, "--batch-size", "64"]) == 0
     assert "0 of 1 runs are in" in capsys.readouterr().out

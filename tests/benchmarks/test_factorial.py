@@ -9,7 +9,7 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store, setting
 from benchmarks.data import load
-from benchmarks.ensemble import build_optimizer, train
+from benchmarks.ensemble import build_optimizer, train_family
 from benchmarks.grids import best_optimizer
 from benchmarks.problems.images import ImageRun, build_model
 from benchmarks.studies.tuned import DAMPINGS, FIRST, RATES
@@ -18,7 +18,7 @@ RUN = ImageRun("digits", "none", "tanh", optimizer="sgd", epochs=1, seeds=(1, 2,
 
 
 def test_every_pair_has_its_best_trial_and_other_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.ensemble.train", partial(train, max_steps=3))
+    monkeypatch.setattr("benchmarks.ensemble.train_family", partial(train_family, max_steps=3))
     command = ["mlp-tuned", "--methods", "none", "batch-ideal", "--optimizers", "sgd", "--activations", "tanh"]
     command += ["--data", "digits", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--out", str(tmp_path)]
     assert main(command) == 0

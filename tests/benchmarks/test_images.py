@@ -46,7 +46,7 @@ def test_compiled_ensemble_equals_plain_loops(method, digits, monkeypatch):
     """One writes to buffers, the other has a backward of its own, which torch's compiler alone would lose."""
     monkeypatch.setattr(ensemble, "COMPILE_AFTER", 3)
     run = ImageRun("digits", method, "tanh", (8,), epochs=1, seeds=(0, 1))
-    together, apart = Ensemble(run, digits), Loops(run, digits)
+    together, apart = Ensemble([run], digits), Loops(run, digits)
     eager = together._gradients
     for index in next(epoch_orders(run, len(digits.train_labels))).unbind(1)[:STEPS]:
         found, wanted = together.step(index), apart.step(index)

@@ -28,7 +28,7 @@ def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
 def test_other_protocols_are_other_tables(tmp_path):
     others = {
         "compare": {"lr": 0.01}, "table1": {"lr": 0.01}, "departures": {"lr": 0.01}, "rates": {"schedule": "cosine"},
-        "cifar10-tuned": {"epochs": 3}, "uc-sweep": {"epochs": 3}, "uc-rescaled": {"epochs": 3},
+        "cifar10-tuned": {"schedule": "cosine"}, "uc-sweep": {"epochs": 3}, "uc-rescaled": {"epochs": 3},
     }  # fmt: skip
     for study, other in others.items():
         same = {"rescaled": 1.0} if study == "uc-rescaled" else {}
@@ -45,7 +45,7 @@ def test_table1_shows_what_is_there_and_what_is_not(tmp_path):
         return result(method, batch_size=size, accuracies=[[50 - size / 8] * 5], **paper)
 
     runs = [*(cell("none", size) for size in (8, 16, 32, 64, 128)), cell("l2norm", 128), cell("l2norm", 64)]
-    runs.append(result(epochs=1, batch_size=8))  # of the preset smoke
+    runs.append(result(epochs=1, batch_size=8))  # of no preset
     sections = reported(tmp_path, "table1", runs)
     assert set(sections) == {"name-1", "name-2"}
     table = sections["name-1"]

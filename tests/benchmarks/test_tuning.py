@@ -9,7 +9,7 @@ from benchmarks.core import tune
 from benchmarks.core.runs import pace
 from benchmarks.core.store import Store
 from benchmarks.data import load
-from benchmarks.ensemble import IMAGES, Ensemble, set_rate, train, train_trials
+from benchmarks.ensemble import IMAGES, Ensemble, set_rate, train, train_family
 from benchmarks.grids import DAMPING, GRIDS, RATE_FACTOR, TunedOptions, every_rate, trials
 from benchmarks.problems.images import ImageRun, held_out
 from benchmarks.studies.tuned import at_best
@@ -71,16 +71,11 @@ def test_trials_are_the_same_points_for_every_method_and_the_best_brings_all_its
 def test_trials_side_by_side_are_the_runs_alone(optimizer, method, digits):
     first = replace(FINAL, method=method, optimizer=optimizer, seeds=(3,), lr=0.01, validation=True, epochs=1)
     runs = [first, replace(first, lr=0.03, weight_decay=1e-2)]
-    together = [torch.tensor(history.step_losses) for history in train_trials(runs, digits)]
+    together = [torch.tensor(history.step_losses) for history in train_family(runs, digits)]
     for run, losses in zip(runs, together, strict=True):
         alone = torch.tensor(train(run, digits).step_losses)
         assert ((losses - alone).abs() / alone).max() <= 1e-10
     assert (together[0] - together[1]).abs().max() > 1e-4
-
-
-def test_trials_of_different_kinds_do_not_mix():
-    with pytest.raises(ValueError, match="differ in rate and weight decay alone"):
-        train_trials([replace(FINAL, seeds=(0,)), replace(FINAL, seeds=(0,), epochs=3)], load("digits"))
 
 
 def test_held_out_tenth_is_never_trained_on(digits):
@@ -108,7 +103,7 @@ def test_pace_of_a_run_that_holds_samples_out(digits):
 
 def test_cosine_goes_from_the_rate_to_nothing(digits):
     run = replace(FINAL, lr=0.1)
-    trainer = Ensemble(run, digits)
+    trainer = Ensemble([run], digits)
     for progress, wanted in ((0.0, 0.1), (0.5, 0.05), (1.0, 0.0)):
         set_rate(run, trainer.optimizers, progress)
         assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(wanted)
