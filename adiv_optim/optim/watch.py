@@ -162,12 +162,13 @@ class Watch(MeasuredLayers):
         several = bool(self.layers) and distributed.is_available() and distributed.is_initialized()
         if several:
             counted = add_up_sums(self.layers, counted, self.process_group.group)
-        pairs = [(layer, sums) for layer, sums in zip(self.layers, counted, strict=True) if sums is not None]
-        is_finite = dict(zip(dict(pairs), _device.read(*(sums.is_finite() for _, sums in pairs)), strict=True))
+        seen = {layer: sums for layer, sums in zip(self.layers, counted, strict=True) if sums is not None}
+        is_finite = dict(zip(seen, _device.read(*(sums.is_finite() for sums in seen.values())), strict=True))
         averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, NoRootError]()
-        for layer, sums in (pair for pair in pairs if is_finite[pair[0]]):
+        for layer, sums in seen.items():
             try:
-                averages[layer] = layer.covariance.updated(sums, self.decay)
+                if is_finite[layer]:
+                    averages[layer] = layer.covariance.updated(sums, self.decay)
             except NoRootError as error:
                 averages[layer], errors[layer] = layer.covariance, error
         if several:
@@ -181,7 +182,7 @@ class Watch(MeasuredLayers):
                 errors[layer] = error
         is_told = any(layer.failures for layer in self.layers)
         for layer in self.layers:
-            layer.missed = 0 if layer in is_finite or layer.weight.grad is None else layer.missed + 1
+            layer.missed = 0 if layer in seen or layer.weight.grad is None else layer.missed + 1
             layer.spoiled += not is_finite.get(layer, True)
             layer.failures += layer in errors
             layer.forget()
