@@ -51,8 +51,8 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
     of_trainer = isinstance(getattr(optimizer, "optimizer", None), Optimizer)  # whose step may be none
     if of_trainer or not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"optimizer is {optimizer!r} of type {type(optimizer).__name__}; pass the torch.optim.Optimizer that "
-            "trains the model (optimizer.optimizer of Lightning's and Accelerate's), or None for the gradient step."
+            f"optimizer is of type {type(optimizer).__name__}; pass the torch.optim.Optimizer that trains the model "
+            "(optimizer.optimizer of Lightning's and Accelerate's), or None for the gradient step."
         )
     if isinstance(optimizer, LBFGS):
         raise TypeError("LBFGS evaluates the loss many times within a step, which has no learning rate; pass None.")

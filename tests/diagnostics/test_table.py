@@ -109,7 +109,7 @@ WRONG = {
         lambda: (model(), None, {"optimizer": torch.optim.SGD(model().parameters())}),
         ValueError, "none of the 6 tensors the optimizer holds is a parameter of the model",
     ),
-    "not-an-optimizer": (lambda: (model(), None, {"optimizer": 3}), TypeError, "optimizer is 3 of type int"),
+    "not-an-optimizer": (lambda: (model(), None, {"optimizer": 3}), TypeError, "optimizer is of type int"),
     "unknown-layer": (lambda: (model(), None, {"layers": ["7"]}), ValueError, "layers names '7'.* modules are "),
     "layers-string": (lambda: (model(), None, {"layers": "0"}), TypeError, r"pass a list of paths: layers=\['0'\]"),
     "no-parameters": (lambda: (nn.Tanh(), None, {}), ValueError, "Tanh has no trainable parameter"),
@@ -123,7 +123,7 @@ WRONG = {
     ),
     "of-a-trainer": (
         lambda: (network := model(), None, {"optimizer": around(torch.optim.Adam(network.parameters()))}),
-        TypeError, "(?s)of type SGD; pass .*optimizer.optimizer of Lightning",
+        TypeError, "of type SGD; pass .*optimizer.optimizer of Lightning",
     ),
     "lock": (
         lambda: (with_a_lock(), None, {}),
