@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from examples.gpt import NORM_LABELS
+
 from ..core.arms import label, pace
 from ..core.store import Result, setting
 from ..core.study import Digest
 from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
+from ..optimizers import OF_MODELS
 from ..studies.fourier import prices
 from .comparisons import beside, settings, table
 from .reached import Sample, Settings, Stores, best_runs, measure_of, runs, timings, trials, values
@@ -78,14 +81,13 @@ def from_this_library(method: str, optimizer: str | None = None) -> bool:
 def _label(settings: Settings) -> str:
     """A rival: an arm, or its normaliser or method, and its optimizer."""
     method = METHODS[settings["method"]]
-    norms = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "none": "no normaliser"}
     if method.applies == "language":
         drawn = ", embeddings of 1" if settings["embedding_deviation"] == 1.0 else ""
-        return f"{method.label}, {norms.get(settings['norm'], settings['norm'])}{drawn}"
+        return f"{method.label}, {NORM_LABELS[settings['norm']]}{drawn}"
     if settings["norm"] is not None:
         return label(settings)
     name = "no normaliser" if settings["method"] == "none" else method.label
-    return f"{name}, {({'sgd': 'SGD', 'adam': 'Adam', 'muon': 'Muon', 'soap': 'SOAP'}).get(settings['optimizer'])}"
+    return f"{name}, {OF_MODELS[settings['optimizer']].label}"
 
 
 # Prices of a step.
