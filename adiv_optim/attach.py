@@ -68,7 +68,12 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
             f"{', '.join(plain.__name__ for plain in CORRECTED)} layers that are neither complex nor "
             "skipped; a subclass keeps the plain gradient."
         )
-    _warn_of_reach(model, _put(model, correction, layers, skipped, strict))
+    coverage = _put(model, correction, layers, skipped, strict)
+    try:
+        _warn_of_reach(model, coverage)
+    except Warning:  # where warnings are errors, the model is as it was
+        detach(model)
+        raise
     return model
 
 
