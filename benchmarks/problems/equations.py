@@ -205,10 +205,12 @@ class EquationRun(FieldRun):
     inner: int = 300  # points inside
     draws: str = "anew"  # points: at every step, or "once"
     rows: str | None = None  # "derivatives": they count beside the inputs
+    start: str | None = None  # Xavier's initialisation, with biases of 0; or "pytorch"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(("hidden",), equation=EQUATIONS, inner=POINTS, draws=("anew", "once"), rows=(None, DERIVATIVES))
+        known = {"draws": ("anew", "once"), "rows": (None, DERIVATIVES), "start": (None, "pytorch")}
+        self.check(("hidden",), equation=EQUATIONS, inner=POINTS, **known)
 
 
 class Batch(NamedTuple):
@@ -258,12 +260,12 @@ class Solver(Problem):
         return Batch(inside, given, self.equation.solution(given), sides[is_slope], along[is_slope])
 
     def model(self) -> nn.Module:
-        """Draw the network by Xavier's initialisation, or random features."""
+        """Draw the network, or random features."""
         torch.manual_seed(self.run.seed)
         depth = 1 if self.run.optimizer == "random-features" else 3
         widths = (self.test.shape[-1], *[self.run.hidden] * depth, self.truth.shape[-1])
         model = nn.Sequential(*perceptron(widths, activation=nn.Tanh)).double()
-        for parameter in model.parameters():
+        for parameter in model.parameters() if self.run.start is None else ():
             nn.init.xavier_normal_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
         if depth == 1:
             self._draw_features(model[0])

@@ -7,6 +7,7 @@ runs end far above its best trial has a learning rate at the edge of what trains
 is run.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from ..core.arms import Arm, Look, arm, chosen, errors, first_trial, label, quar
 from ..core.runs import run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import SIGNIFICANT, Cell, Section, grouped, holm, paired, pivot
+from ..core.tables import SIGNIFICANT, Cell, Section, Table, exact, grouped, holm, paired, pivot
 from ..core.tune import Search, Tried, around, choose
 from ..problems.equations import EQUATIONS, NONLINEAR, SOLVED, EquationRun
 from ..train import DERIVATIVES, limit
@@ -48,6 +49,12 @@ TUNED_ON = 0, 101, 102
 TIMED = 1e-3, 1e-5
 #: Runs that end so many times above their trial are far from it.
 FAR = 3.0
+#: Equations, arms and seed of the runs with points that stay and with PyTorch's initialisation; and these changes.
+VARIED = ("burgers", "reaction", "korteweg-de-vries"), list(ARMS)[:4], 1
+CHANGES: dict[str, dict[str, Any]] = {
+    "points that stay": {"draws": "once"},
+    "PyTorch's initialisation": {"start": "pytorch"},
+}
 #: Damping that searches begin with.
 DAMPINGS = {"spring": 1e-4}
 _LOOK = Look(
@@ -58,6 +65,12 @@ _LOOK = Look(
     logarithmic=True,
     about="Relative L2 error over 9,000 points, median and quartiles over seeds. Points, learning rate and damping are "
     "the best of an arm's trials; the learning rate of random features is the range of their slopes.",
+)
+
+
+_ABOUT_VARIED = (
+    "Relative L2 error after a minute, of seed 1 alone, with the points, rates and network that trials chose for the "
+    "runs above, whose points are new at every step unless that is empty, and which begin by Xavier's initialisation."
 )
 
 
@@ -87,12 +100,43 @@ def report(store: Store, name: str, folder: Path) -> Sections:
             {place: _times(runs) for place, runs in best.items()},
             f"Median of the seconds of one core after which the relative L2 error was at most {times}",
         ),
+        **({f"{name}-varied": Section([varied, _ABOUT_VARIED])} if (varied := _varied(store, best)) else {}),
         **sections(store, name, folder, _LOOK, _named, lambda arm: True),
     }
 
 
 #: An equation, and an arm without the width of its network.
 Place = tuple[str, Arm]
+
+
+def _varied(store: Store, best: Mapping[Place, list[Result]]) -> Table | None:
+    """A table of the errors of runs that differ from shown ones by one of `CHANGES`."""
+    scores, rows = {r["key"]: r["score"] for r in store.read("varied")}, list[dict[str, str | Cell]]()
+    for (equation, key), run in _to_vary(best).items():
+        keys = {about: other.key("varied") for about, other in _changed(run).items()}
+        if scores.keys() & keys.values():
+            shown = next(r["error"][-1] for r in best[equation, key] if r["key"] == run.key())
+            name = {"equation": EQUATIONS[equation].label.split(":")[0], "arm": label(key._asdict() | {"hidden": None})}
+            rows.append(name | {"as above": exact(shown, ".1e")} | dict.fromkeys(CHANGES, Cell("", {})))
+            rows[-1] |= {about: exact(scores.get(key), ".1e") for about, key in keys.items()}
+    return Table.of(rows) if rows else None
+
+
+def _to_vary(best: Mapping[Place, list[Result]]) -> dict[Place, EquationRun]:
+    """The runs of `VARIED`, with what their trials have chosen."""
+    equations, arms, seed = VARIED
+    return {
+        (equation, key): EquationRun(**r["settings"])
+        for equation, key in itertools.product(equations, arms)
+        for r in best.get((equation, key), [])
+        if r["settings"]["seed"] == seed
+    }
+
+
+def _changed(run: EquationRun) -> dict[str, EquationRun]:
+    """The run with each of `CHANGES` that changes it."""
+    changed = {about: replace(run, **change) for about, change in CHANGES.items()}
+    return {about: other for about, other in changed.items() if other != run}
 
 
 def _better_networks(results: Iterable[Result]) -> dict[Place, list[Result]]:
@@ -182,6 +226,8 @@ class EquationOptions(Training):
     """how many; they begin at 1"""
     steps: int | None = None
     """in place of a minute"""
+    varied: bool = False
+    """runs with points that stay and with PyTorch's initialisation alone, once the others have been made"""
 
 
 def _arms(options: EquationOptions) -> list[tuple[Arm, bool]]:
@@ -193,6 +239,10 @@ def _arms(options: EquationOptions) -> list[tuple[Arm, bool]]:
 
 
 def _run(options: EquationOptions, store: Store) -> None:
+    if options.varied:
+        every = _to_vary(_better_networks(store.read())).values()
+        run_all([other for run in every for other in _changed(run).values()], SOLVED, store, part="varied")
+        return
     length = options.steps or SECONDS
     shown = [{"seed": seed, **limit(length)} for seed in range(1, options.seeds + 1)]
     for equation in [name for name in EQUATIONS if options.equation in (None, name)]:

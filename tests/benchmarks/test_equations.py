@@ -288,3 +288,28 @@ def test_an_error_that_is_not_shown_to_be_above_the_lowest_is_marked(tmp_path):
     wanted = [3 * first, max(3 * first, 2 * second), max(3 * first, 2 * second, third)]
     assert sorted(cell.numbers["holm"] for cell in row[2:]) == pytest.approx(wanted)
     assert row[1].numbers["holm"] is None
+
+
+def test_runs_are_varied_with_the_settings_that_trials_chose(tmp_path, monkeypatch):
+    store = Store(tmp_path / "equations.jsonl", "equations")
+    options = study.EquationOptions(equation="burgers", width=20, trials=1, seeds=1, steps=3)
+    for optimizer in ("gauss-newton", "self-scaled-bfgs"):
+        study._run(replace(options, optimizer=optimizer), store)
+    assert "equations-varied" not in study.report(store, "equations", tmp_path)
+    study._run(study.EquationOptions(varied=True), store)
+    shown = {r["settings"]["optimizer"]: r for r in store.read()}
+    for result in store.read("varied"):
+        changed = result["settings"].items() ^ shown[result["settings"]["optimizer"]]["settings"].items()
+        assert changed in ({("draws", "once"), ("draws", "anew")}, {("start", "pytorch")})
+        run = EquationRun(**result["settings"])
+        assert result["score"] == pytest.approx(train(run, Solver(run)).error[-1])
+    (table,) = study.report(store, "equations", tmp_path)["equations-varied"].tables
+    assert [sum(cell.text != "" for cell in row[2:]) for row in table.rows] == [3, 2]  # BFGS has points that stay
+
+
+def test_networks_begin_as_pytorch_draws_them_where_they_are_to():
+    torch.manual_seed(1)
+    plain = torch.nn.Linear(2, 50).double()
+    model = Solver(EquationRun("", "none", seed=1, start="pytorch")).model()
+    assert torch.equal(model[0].weight, plain.weight)
+    assert not torch.equal(model[0].weight, Solver(EquationRun("", "none", seed=1)).model()[0].weight)
