@@ -6,7 +6,7 @@ BIN := .venv/bin
 # together, so that what a module sets up or compiles once is there once.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: bench test integration compatibility commands lint docs clean
+.PHONY: bench test integration compatibility mutants commands lint docs clean
 
 .venv/bin/python:
 ifdef UV
@@ -36,6 +36,13 @@ integration: .venv/installed-integration
 
 compatibility: .venv/installed-integration
 	$(BIN)/python -m tests.integration.compatibility
+
+# In a clone, since cosmic-ray changes files where they are; prints what no test has noticed. It takes hours.
+mutants: .venv/installed-mutants
+	rm -rf build/mutants && git clone --quiet . build/mutants
+	cd build/mutants && export PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 && config=tests/mutants/cosmic-ray.toml && \
+	cosmic-ray init $$config session.sqlite && cr-filter-operators session.sqlite $$config && \
+	cosmic-ray exec $$config session.sqlite && cr-report --show-diff --surviving-only session.sqlite
 
 # The commands of README and benchmarks/README, in clones of what is committed.
 commands: .venv/installed-test
