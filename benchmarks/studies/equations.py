@@ -7,16 +7,16 @@ runs end far above its best trial has a learning rate at the edge of what trains
 is run.
 """
 
-import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..core.arms import Arm, Look, arm, chosen, errors, first_trial, label, quartiles, sections, variants
+from ..core.arms import Arm, Changes, Look, arm, chosen, errors, first_trial, label, quartiles, sections, variants
 from ..core.runs import run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
@@ -49,12 +49,15 @@ TUNED_ON = 0, 101, 102
 TIMED = 1e-3, 1e-5
 #: Runs that end so many times above their trial are far from it.
 FAR = 3.0
-#: Equations, arms and seed of the runs with points that stay and with PyTorch's initialisation; and these changes.
-VARIED = ("burgers", "reaction", "korteweg-de-vries"), list(ARMS)[:4], 1
-CHANGES: dict[str, dict[str, Any]] = {
-    "points that stay": {"draws": "once"},
-    "PyTorch's initialisation": {"start": "pytorch"},
-}
+#: Runs of these equations by the first four arms are made again by `--varied`, on one seed with each of the changes;
+#: and SOAP's settings are chosen again on another seed, which says how far two searches of one arm lie apart.
+VARIED = "burgers", "reaction", "korteweg-de-vries"
+CHANGES: dict[str, Changes] = {"points that stay": {"draws": "once"}, "PyTorch's initialisation": {"start": "pytorch"}}
+SEED, AGAIN_ON, SOAP = 1, 101, Arm("none", "soap", "none")
+_ABOUT = (
+    "Relative L2 error after a minute, of seed 1 alone, with the points, rates and network that trials chose for the "
+    "runs above, whose points are new at every step unless that is empty, and which begin by Xavier's initialisation."
+)
 #: Damping that searches begin with.
 DAMPINGS = {"spring": 1e-4}
 _LOOK = Look(
@@ -65,12 +68,6 @@ _LOOK = Look(
     logarithmic=True,
     about="Relative L2 error over 9,000 points, median and quartiles over seeds. Points, learning rate and damping are "
     "the best of an arm's trials; the learning rate of random features is the range of their slopes.",
-)
-
-
-_ABOUT_VARIED = (
-    "Relative L2 error after a minute, of seed 1 alone, with the points, rates and network that trials chose for the "
-    "runs above, whose points are new at every step unless that is empty, and which begin by Xavier's initialisation."
 )
 
 
@@ -100,43 +97,13 @@ def report(store: Store, name: str, folder: Path) -> Sections:
             {place: _times(runs) for place, runs in best.items()},
             f"Median of the seconds of one core after which the relative L2 error was at most {times}",
         ),
-        **({f"{name}-varied": Section([varied, _ABOUT_VARIED])} if (varied := _varied(store, best)) else {}),
+        **_varied(store, name, best),
         **sections(store, name, folder, _LOOK, _named, lambda arm: True),
     }
 
 
 #: An equation, and an arm without the width of its network.
 Place = tuple[str, Arm]
-
-
-def _varied(store: Store, best: Mapping[Place, list[Result]]) -> Table | None:
-    """A table of the errors of runs that differ from shown ones by one of `CHANGES`."""
-    scores, rows = {r["key"]: r["score"] for r in store.read("varied")}, list[dict[str, str | Cell]]()
-    for (equation, key), run in _to_vary(best).items():
-        keys = {about: other.key("varied") for about, other in _changed(run).items()}
-        if scores.keys() & keys.values():
-            shown = next(r["error"][-1] for r in best[equation, key] if r["key"] == run.key())
-            name = {"equation": EQUATIONS[equation].label.split(":")[0], "arm": label(key._asdict() | {"hidden": None})}
-            rows.append(name | {"as above": exact(shown, ".1e")} | dict.fromkeys(CHANGES, Cell("", {})))
-            rows[-1] |= {about: exact(scores.get(key), ".1e") for about, key in keys.items()}
-    return Table.of(rows) if rows else None
-
-
-def _to_vary(best: Mapping[Place, list[Result]]) -> dict[Place, EquationRun]:
-    """The runs of `VARIED`, with what their trials have chosen."""
-    equations, arms, seed = VARIED
-    return {
-        (equation, key): EquationRun(**r["settings"])
-        for equation, key in itertools.product(equations, arms)
-        for r in best.get((equation, key), [])
-        if r["settings"]["seed"] == seed
-    }
-
-
-def _changed(run: EquationRun) -> dict[str, EquationRun]:
-    """The run with each of `CHANGES` that changes it."""
-    changed = {about: replace(run, **change) for about, change in CHANGES.items()}
-    return {about: other for about, other in changed.items() if other != run}
 
 
 def _better_networks(results: Iterable[Result]) -> dict[Place, list[Result]]:
@@ -149,15 +116,16 @@ def _better_networks(results: Iterable[Result]) -> dict[Place, list[Result]]:
     return best
 
 
+def _middle(runs: Iterable[Result]) -> float:
+    """The median error."""
+    return statistics.median(errors(runs).values())
+
+
 def _by_arm(cells: Mapping[Place, Cell], about: str) -> Section:
     columns = {key._replace(hidden=None): label(key._asdict() | {"hidden": None}) for key in (*ARMS, RANDOM_FEATURES)}
     rows = {name: equation.label.split(":")[0] for name, equation in EQUATIONS.items()}
     caption = f"{about}, of the better of two networks; {len(NONLINEAR)} nonlinear equations first."
     return Section([pivot(["equation"], rows, columns, cells), caption])
-
-
-def _middle(runs: Iterable[Result]) -> float:
-    return statistics.median(errors(runs).values())
 
 
 def _above(best: Mapping[Place, list[Result]], lowest: Mapping[str, Arm]) -> dict[Place, float]:
@@ -176,9 +144,9 @@ def _capped(runs: Iterable[Result]) -> dict[tuple[Any, ...], float]:
 
 
 def _error(runs: Sequence[Result], is_lowest: bool, p: float | None) -> Cell:
-    middle = _middle(runs)
-    numbers = {"": middle, "width": runs[0]["settings"]["hidden"], "n": len(runs), "holm": p}
-    text = f"**{middle:.1e}**" if is_lowest else f"{middle:.1e}" + " ≈" * (p is not None and p >= SIGNIFICANT)
+    median = _middle(runs)
+    numbers = {"": median, "width": runs[0]["settings"]["hidden"], "n": len(runs), "holm": p}
+    text = f"**{median:.1e}**" if is_lowest else f"{median:.1e}" + " ≈" * (p is not None and p >= SIGNIFICANT)
     return Cell(text, numbers)
 
 
@@ -192,6 +160,60 @@ def _seconds(result: Result, error: float) -> float:
     """When the error was first no higher; never is infinite."""
     reached = (t for t, e in zip(result["seconds"], result["error"], strict=True) if e is not None and e <= error)
     return next(reached, math.inf)
+
+
+def _vary(store: Store, shown: Sequence[Changes], search: Callable[[EquationRun], Search]) -> None:
+    """Make these runs; `search` is that of an arm's settings from its first trial on."""
+    best = _better_networks(store.read())
+    every = [other for _, result in _shown(best) for other in _changed(result).values()]
+    run_all(every, SOLVED, store, part="varied")
+    for runs in _of_soap(best).values():
+        first = first_trial(EquationRun(**runs[0]["settings"]), arm(runs[0]))
+        on = partial(variants, changes=[{"seed": AGAIN_ON}])
+        (again,) = choose([search(first)], SOLVED, store, math.log, part="again-search", each=on)
+        run_all(variants(again, shown), SOLVED, store, part="again")
+
+
+def _shown(best: Mapping[Place, list[Result]]) -> list[tuple[Place, Result]]:
+    """The runs that others are to differ from."""
+    places = [place for place in product(VARIED, list(ARMS)[:4]) if place in best]
+    return [(place, result) for place in places for result in best[place] if result["settings"]["seed"] == SEED]
+
+
+def _changed(result: Result) -> dict[str, EquationRun]:
+    """The run with each of `CHANGES` that changes it."""
+    first = EquationRun(**result["settings"])
+    changed = {about: replace(first, **change) for about, change in CHANGES.items()}
+    return {about: other for about, other in changed.items() if other != first}
+
+
+def _of_soap(best: Mapping[Place, list[Result]]) -> dict[str, list[Result]]:
+    return {equation: best[equation, SOAP] for equation in VARIED if (equation, SOAP) in best}
+
+
+def _varied(store: Store, name: str, best: Mapping[Place, list[Result]]) -> Sections:
+    """A table of the errors; nothing before there are runs."""
+    scores, rows = {r["key"]: r["score"] for r in store.read("varied")}, list[dict[str, str | Cell]]()
+    for (equation, key), result in _shown(best):
+        keys = {about: other.key("varied") for about, other in _changed(result).items()}
+        if scores.keys() & keys.values():
+            cells = {"as above": exact(result["error"][-1], ".1e"), **dict.fromkeys(CHANGES, Cell("", {}))}
+            cells |= {about: exact(scores.get(key), ".1e") for about, key in keys.items()}
+            rows.append({"equation": _short(equation), "arm": label(key._asdict()), **cells})
+    if not rows:
+        return {}
+    again = grouped(store.read("again"), lambda r: r["settings"]["equation"])
+    pairs = [
+        f"{_short(equation)} {_middle(runs):.1e} and {statistics.median(r['score'] for r in again[equation]):.1e}"
+        for equation, runs in _of_soap(best).items()
+        if equation in again
+    ]
+    tuned_twice = f" SOAP, tuned on two seeds in turn, has medians of {', '.join(pairs)}." if pairs else ""
+    return {f"{name}-varied": Section([Table.of(rows), _ABOUT + tuned_twice])}
+
+
+def _short(equation: str) -> str:
+    return EQUATIONS[equation].label.split(":")[0]
 
 
 def counts_first(first: EquationRun, trials: int) -> Search:
@@ -227,7 +249,7 @@ class EquationOptions(Training):
     steps: int | None = None
     """in place of a minute"""
     varied: bool = False
-    """runs with points that stay and with PyTorch's initialisation alone, once the others have been made"""
+    """once the others have been made: points that stay, PyTorch's initialisation, and a second search"""
 
 
 def _arms(options: EquationOptions) -> list[tuple[Arm, bool]]:
@@ -239,12 +261,11 @@ def _arms(options: EquationOptions) -> list[tuple[Arm, bool]]:
 
 
 def _run(options: EquationOptions, store: Store) -> None:
-    if options.varied:
-        every = _to_vary(_better_networks(store.read())).values()
-        run_all([other for run in every for other in _changed(run).values()], SOLVED, store, part="varied")
-        return
     length = options.steps or SECONDS
     shown = [{"seed": seed, **limit(length)} for seed in range(1, options.seeds + 1)]
+    if options.varied:
+        _vary(store, shown, lambda run: counts_first(replace(run, **limit(length, 0.25)), options.trials))
+        return
     for equation in [name for name in EQUATIONS if options.equation in (None, name)]:
         for each, stays in _arms(options):
             like = EquationRun("", "none", equation=equation, draws="once" if stays else "anew", **limit(length, 0.25))

@@ -307,6 +307,19 @@ def test_runs_are_varied_with_the_settings_that_trials_chose(tmp_path, monkeypat
     assert [sum(cell.text != "" for cell in row[2:]) for row in table.rows] == [3, 2]  # BFGS has points that stay
 
 
+def test_an_arm_is_tuned_a_second_time_on_another_seed(tmp_path):
+    store = Store(tmp_path / "equations.jsonl", "equations")
+    options = study.EquationOptions(equation="burgers", optimizer="soap", width=20, trials=4, seeds=2, steps=3)
+    study._run(options, store)
+    study._run(replace(options, varied=True), store)
+    tried, ended = store.read("again-search"), store.read("again")
+    assert {r["settings"]["seed"] for r in tried} == {101}
+    best = min(tried, key=lambda r: r["score"])["settings"]
+    assert [r["settings"] for r in ended] == [best | {"seed": seed, "steps": 3} for seed in (1, 2)]
+    caption = study.report(store, "equations", tmp_path)["equations-varied"].parts[-1]
+    assert f"and {sum(r['score'] for r in ended) / 2:.1e}." in caption
+
+
 def test_networks_begin_as_pytorch_draws_them_where_they_are_to():
     torch.manual_seed(1)
     plain = torch.nn.Linear(2, 50).double()
