@@ -165,6 +165,20 @@ def test_scales_that_do_not_fit_are_an_error_that_names_rule_and_layer(scales, w
         run(Returns(of)).sum().backward()
 
 
+@dataclass(frozen=True)
+class WrongOfBias(Correction):
+    """A rule whose scales fit the weight alone."""
+
+    def scales(self, factors):
+        return {**factors, "bias": 0.5}
+
+
+def test_scales_of_the_second_parameter_are_checked_too():
+    layer = attach(nn.Sequential(nn.Linear(3, 2)), WrongOfBias())
+    with pytest.raises(ValueError, match=r"returned 0\.5 of type float for 'bias'"):
+        layer(torch.ones(4, 3)).sum().backward()
+
+
 def test_base_class_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         Correction()
