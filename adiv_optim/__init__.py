@@ -1,4 +1,4 @@
-"""Gradient corrections, unit-consistent steps and diagnostics for PyTorch optimizers."""
+"""Optimizer wrappers, gradient corrections, Gauss–Newton, structural layers and diagnostics for PyTorch."""
 
 import importlib
 from typing import Any
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Layers may import the library and never the reverse, so that the package finds them when they are asked for.
+    # The library must not import its layers: they load at first access.
     if name == "layers":
         return importlib.import_module(".layers", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Where tensors are: the part on this process, their memory; numbers on the host; precision, autocast and graphs."""
+"""Local parts and addresses of tensors, reads by the host, dtypes, autocast, and capture of CUDA graphs."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -79,9 +79,9 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Return a context without autocast, which knows no meta device.
+    """Return a context that disables autocast; it does nothing on the meta device, which has none.
 
-    The backward pass needs it too: torch.compile traces that under the autocast of the forward pass.
+    The backward pass needs it too: torch.compile traces it under the autocast of the forward pass.
     """
     reached = device != "meta" and torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if reached else _NO_CONTEXT
@@ -95,5 +95,5 @@ def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
     if capturing is not None and capturing():
         raise RuntimeError(
             f"{name} {does}, which the replay of a CUDA graph would not; run this part eagerly, or use a correction "
-            "without memory."
+            "without state."
         )

@@ -16,8 +16,8 @@ class Cut(NamedTuple):
     """Where a tensor is sharded."""
 
     dim: int  # along which dimension of it
-    start: int  # the first place there that this process holds
-    group: Group  # the processes that hold the rest
+    start: int  # its first index on this process
+    group: Group  # the processes that share it, this one among them
 
 
 def cut_of(tensor: Any) -> Cut | None:
@@ -41,9 +41,9 @@ def why_not_one_cut(tensor: Any) -> str:
 
 
 def local_view(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[tuple[int, ...], list[Tensor]]:
-    """Return a shape to view this process's part of a tensor in, and the parts of `ends` that broadcast to it.
+    """Return the shape of this process's part of a tensor, and the matching parts of its scales, `ends`.
 
-    The whole tensor is viewed in `shape`, which only splits its first dimension.
+    The whole tensor is viewed in `shape`, which only splits its first dimension; `ends` broadcast to that.
     """
     cut = cut_of(tensor)
     if cut is None:
@@ -60,7 +60,7 @@ def local_view(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> t
 
 
 def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
-    """Add tensors up over the processes of a group, in place, by one all-reduce for each dtype."""
+    """Add tensors up over the processes of a group, in place, by one all-reduce for each dtype and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)

@@ -1,4 +1,4 @@
-"""Names of torch that are no part of its documented interface: each stands here, and has a test that it exists."""
+"""Undocumented names of torch that autograd and hooks need: each has a test that it exists."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -40,16 +40,13 @@ def is_within_transform() -> bool:
 
 
 def is_batched(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether one of these is several at once, as in torch.autograd.grad with is_grads_batched."""
+    """Whether one of these is batched, as in torch.autograd.grad with is_grads_batched."""
     ask = (_functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor)
     return any(is_so(tensor) for tensor in tensors if tensor is not None for is_so in ask)
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:
-    """Return the tensor without a subclass that only has methods of its own.
-
-    A subclass that dispatches torch's operations keeps its numbers elsewhere, and stays.
-    """
+    """Return the tensor without a subclass that only adds methods; one with its own __torch_dispatch__ stays."""
     kind: Any = type(tensor)
     if kind in (Tensor, nn.Parameter):
         return tensor

@@ -1,6 +1,6 @@
 """Putting a correction on a model's layers, and taking it off, by swapping a layer's class.
 
-A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only its forward calls
+A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only its forward changes, to
 `adiv_optim.functional`.
 """
 
@@ -19,6 +19,8 @@ from .rows.models import Skip, bypassed, label, layers_of, named_in_skip, refuse
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
     """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
 
+    So it does on layers of other packages that `rows.register` was told of.
+
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
     gradient of the effective weight is corrected before it reaches the parametrization's own parameters.
     All other modules (norms, embeddings, complex layers, subclasses of these layers, the layers that
@@ -29,7 +31,7 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
         model: any module, itself a layer included.
         correction: the rule, shared by all layers.
         skip: paths of modules (each with all below it) and module types to leave alone.
-        strict: raise if a trainable parameter would not be corrected and was not skipped.
+        strict: raise if a trainable parameter would keep the plain gradient in all of its uses, and was not skipped.
 
     Returns:
         The same model.
@@ -38,9 +40,9 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
         UserWarning: less than half of the trainable elements that were not skipped are corrected.
 
     Raises:
-        TypeError: the correction is no `Correction`.
-        ValueError: a layer already has a correction, `skip` names none of its modules, there is nothing to
-            attach to, or `strict` finds uncorrected parameters. The model is then unchanged.
+        TypeError: the correction is no `Correction`, or `skip` is a string.
+        ValueError: a layer already has a correction, a parameter has no shape yet, an entry of `skip` names no module,
+            there is nothing to attach to, or `strict` finds uncorrected parameters. The model is then unchanged.
 
     Example:
         >>> from torch import nn
@@ -128,6 +130,9 @@ def _put(
 def detach(model: nn.Module) -> nn.Module:
     """Take every correction off a model, in place; classes and attributes are those of before `attach`.
 
+    Args:
+        model: with corrections, or without.
+
     Returns:
         The same model. One without corrections is returned as it is.
     """
@@ -141,15 +146,18 @@ def detach(model: nn.Module) -> nn.Module:
 def coverage(model: nn.Module) -> Coverage:
     """List, after a backward, each trainable parameter as treated by a correction, skipped or never seen.
 
-    A parameter is treated by the correction of its layer, once that has run. One that several modules share is listed
-    once; if only some of them are corrected layers it is "corrected … in part", and the part of the others in its
-    gradient is plain. A wrapper of coordinates has a `coverage()` of its steps.
+    A parameter is treated by the correction of its layer, once that has run with gradients enabled. One that several
+    modules share is listed once; if only some of them are corrected layers it is "corrected … in part", and the part of
+    the others in its gradient is plain. `Whitened` and its kin have a `coverage()` of their own.
 
     A program that also uses a weight without calling its layer, as in x @ layer.weight or a penalty on the weights,
     adds plain gradient to it; the modules do not tell, and the parameter is reported as corrected.
 
     Args:
         model: with corrections, or without.
+
+    Returns:
+        A printable `Coverage`.
 
     Example:
         >>> import torch
@@ -170,7 +178,7 @@ def coverage(model: nn.Module) -> Coverage:
 def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False) -> Coverage:
     """Return the `coverage` of the model's corrections, without skipped modules, whatever wrappers there are.
 
-    `trained` says that a backward has come since; where a layer has run it has.
+    `trained`: a backward pass has run since; any layer that has run implies it.
     """
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
     for path, owner in layers_of(model).items():

@@ -1,4 +1,4 @@
-"""Rules that say how hard each row of a layer's input may pull on the layer's parameters.
+"""Rules that scale what each row of a layer's input adds to the gradients of the layer's parameters.
 
 A rule is pure arithmetic on rows (samples, tokens or convolution patches). It knows nothing of
 autograd, of layers, or of who applies it: `adiv_optim.functional` contracts its scales into a
@@ -51,15 +51,16 @@ class Rows(Protocol):
 class Correction(ABC):
     r"""A rule that rescales the contribution of each row to each parameter's gradient.
 
-    A gradient step on the parameters :math:`p` of a layer moves the output of row k by
-    :math:`-\eta\, g_k \sum_p f_{p,k}` where :math:`f_{p,k} = \mathrm{tr}(J_{p,k} J_{p,k}^\top) / m` is the
-    *divergence factor* of parameter p (:math:`J_{p,k} = \partial z_k / \partial p`, m output features). For
-    z = Wx + b these are :math:`|x_k|^2` for the weight and 1 for the bias (Bird 2025, Eq. 11). The
-    corrected gradient of p is :math:`\sum_k s_{p,k}\, J_{p,k}^\top g_k`; a subclass defines s.
+    In a gradient step on the parameters :math:`p` of a layer row k's own gradient moves its output by
+    :math:`-\eta\, g_k \sum_p f_{p,k}`; the ideal is :math:`-\eta g_k`. Here
+    :math:`f_{p,k} = \mathrm{tr}(J_{p,k} J_{p,k}^\top) / m` is the *divergence factor* of parameter p
+    (:math:`J_{p,k} = \partial z_k / \partial p`, m output features). For z = Wx + b these are :math:`|x_k|^2` for the
+    weight and 1 for the bias (Bird 2025, Eq. 11); a row of a convolution is a patch. The corrected gradient of p is
+    :math:`\sum_k s_{p,k}\, J_{p,k}^\top g_k`; a subclass defines s. One that solves for all rows together, as
+    `BatchIdeal` does, overrides `gradients` and sets `additive` to False.
 
-    The factors come from the forward pass alone, so a rule cannot depend on the output gradient: loss
-    scaling, gradient accumulation and data parallelism then cost nothing. Subclasses should be immutable,
-    so that two layers may share one; a frozen dataclass is.
+    `scales` never sees the output gradient, so loss scaling, gradient accumulation and data parallelism stay exact.
+    Subclasses should be immutable, so that two layers may share one; a frozen dataclass is.
 
     Example:
         A rule of one's own needs no registration:
@@ -75,7 +76,7 @@ class Correction(ABC):
         tensor([0.5000, 0.3333])
     """
 
-    #: Whether the gradients of parts of a batch add up to that of the whole, so that micro-batches cost nothing.
+    #: Whether the gradients of micro-batches add up to that of the whole batch.
     additive: ClassVar[bool] = True
 
     @abstractmethod
@@ -89,7 +90,7 @@ class Correction(ABC):
 
         Returns:
             A mapping with the same keys and shapes. Two parameters that share a scale should share the
-            tensor: one rescaling then serves both.
+            tensor: in a convolution one rescaling then serves both.
         """
 
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
@@ -139,12 +140,15 @@ class Proportional(_Clamped):
     r"""Give every row one scale, :math:`s_k = 1 / (|x_k|^2 + 1)`, for weight and bias alike.
 
     Bird 2025, Eq. 20: "gradient-only proportional". The proportion of weight and bias in the step stays
-    as it was; the row's own pull on its output becomes exactly :math:`-\eta g_k`. Without a bias (or
+    as it was; the row's effect on its own output becomes exactly :math:`-\eta g_k`. Without a bias (or
     with a frozen one) the scale is :math:`1 / |x_k|^2`.
 
     Args:
-        eps: the total divergence factor is clamped from below at this value, which only a layer without a
-            trained bias can reach. Rows of exact zeros contribute nothing.
+        eps: the total divergence factor is clamped from below at this value, which up to 1 only a layer without a
+            trained bias can reach; rows of exact zeros add nothing there.
+
+    Raises:
+        ValueError: `eps` is not positive.
 
     Example:
         >>> import torch
@@ -159,7 +163,7 @@ class Proportional(_Clamped):
 
 @dataclass(frozen=True)
 class Disproportional(_Clamped):
-    r"""Give every parameter an equal share of the ideal step: weight 1/(2|x_k|²), bias 1/2.
+    r"""Let weight and bias each make half of the ideal move :math:`-\eta g_k`: scales 1/(2|x_k|²) and 1/2.
 
     Bird 2025, Eq. 21: "gradient-only disproportional". Each of the layer's n trained parameters moves the
     row's output by :math:`-\eta g_k / n`, so :math:`s_{p,k} = 1 / (n f_{p,k})`. Without a bias (or with a frozen
@@ -167,7 +171,10 @@ class Disproportional(_Clamped):
 
     Args:
         eps: each divergence factor is clamped from below at this value; a row with |x|² < eps gets
-            less than its share. Rows of exact zeros contribute nothing to the weight.
+            less than its share. Rows of exact zeros add nothing to the weight.
+
+    Raises:
+        ValueError: `eps` is not positive.
 
     Example:
         >>> import torch
@@ -189,26 +196,28 @@ class BatchIdeal(Correction):
               = (\tilde X^\top \tilde X + \lambda I)^{-1} \tilde X^\top G,
               \qquad \lambda = \max(\text{damping} / B, 100 \epsilon) \cdot \mathrm{tr}(K),
 
-    with :math:`\tilde X = [X, 1]` (without a trained bias X), :math:`K = \tilde X \tilde X^\top`, B rows and machine
-    precision ε. Where the other corrections make each row's pull on itself ideal, this removes the interference of the
-    rows as well: as λ → 0 every row moves by exactly :math:`-\eta g_k` if B ≤ features + 1, and as close to it as least
-    squares allows if not. It is always a descent direction. As damping → ∞ it is the plain direction, and for a single
-    row it is `Proportional`. The system is solved by Cholesky on its smaller side, in float32 at least; the least λ is
-    above the rounding of K. The operator is FOOF's (Benzing 2022) with the bias included.
+    with :math:`\tilde X = [X, 1]` (without a trained bias X), B × (features + 1), G the output gradients,
+    B × outputs, :math:`K = \tilde X \tilde X^\top`, B rows and machine precision ε. A convolution has patches for rows,
+    and a system for each group. Where the other corrections make each row's effect on its own output ideal, this
+    removes its effect on the others as well: as λ → 0 every output moves by exactly :math:`-\eta g_k` if the rows of X̃
+    are independent, and as near to it as least squares allows if not. It is always a descent direction. As damping → ∞
+    it is the plain direction; a single row gets `Proportional` / (1 + damping). The system is solved by Cholesky on its
+    smaller side, of min(B, features + 1) unknowns, once in each layer's backward pass, in float32 at least; the least λ
+    is above the rounding of K. The operator is FOOF's (Benzing 2022) with the bias included.
 
-    By default all that is multiplied by B (`per_sample`). A mean over samples puts a factor 1/B into every
-    :math:`g_k`, which this takes out: with plain SGD a row then moves by about the rate times its own loss gradient,
-    at any batch size, and rates of 0.1 to 1 train.
+    By default all that is multiplied by B (`per_sample`). A mean loss puts 1/B into every :math:`g_k`, which this
+    cancels: with plain SGD an output then moves by about lr times its own loss gradient, at any batch size, and lr from
+    0.1 to 1 works.
 
-    Inputs that hold NaN or inf give NaN, never an error.
+    Inputs that hold NaN or inf give gradients that do, never an error.
 
     **Micro-batches**: each backward is ideal for the rows it saw. Accumulating two micro-batches adds
     two ideal steps, and data parallelism averages one per process; neither is the ideal step of the joined batch.
     `Preconditioned`, which remembers the inputs, takes that one.
 
     Args:
-        damping: the ridge, as a share of the mean squared row norm; at least 0. Values of 0.3 to 1 train; less makes
-            the step look better and training worse.
+        damping: the ridge, as a share of the mean squared row norm; at least 0. 0.3 to 1 works; less brings the step
+            nearer to the ideal, and trains worse.
         per_sample: multiply by B. Set it to False where the loss is a sum over rows.
 
     Raises:
@@ -217,7 +226,7 @@ class BatchIdeal(Correction):
     Example:
         >>> import torch
         >>> from adiv_optim import BatchIdeal, functional
-        >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]])  # two rows that pull on each other
+        >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]])  # two rows that are not orthogonal
         >>> weight = torch.zeros(1, 2, requires_grad=True)
         >>> rule = BatchIdeal(damping=0.0, per_sample=False)
         >>> functional.linear(x, weight, None, rule).backward(torch.tensor([[1.0], [3.0]]))

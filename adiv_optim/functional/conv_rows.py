@@ -1,4 +1,4 @@
-"""The rows of a convolution: patches that are never all unfolded at once."""
+"""The rows of a convolution: patches, unfolded all at once only where `BatchIdeal` meets fewer rows than features."""
 
 import math
 from collections.abc import Mapping
@@ -52,13 +52,13 @@ class ConvRows(Trained):
             # place of g. So float16 is contracted in float32, a part at a time.
             dtype = self.patches.input.dtype
             dtype = torch.float32 if dtype == torch.float16 else dtype
-            gradients["weight"] = self._plain(scaled, part, dtype).to(scaled.dtype)
+            gradients["weight"] = self._weight_gradient(scaled, part, dtype).to(scaled.dtype)
         return gradients
 
-    def _plain(self, grad_output: Tensor, part: slice, dtype: torch.dtype) -> Tensor:
+    def _weight_gradient(self, grad_output: Tensor, part: slice, dtype: torch.dtype) -> Tensor:
         """Return Σ_p g_p x_pᵀ over some samples."""
         x, weight = self.patches.input[part].to(dtype), self.weight.to(dtype)
-        return plain_backward(grad_output.to(dtype), x, weight, self.patches.geometry, False, True)[1]
+        return conv_backward(grad_output.to(dtype), x, weight, self.patches.geometry, False, True)[1]
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """Return the ideal of a linear layer in each group, with the Gram matrix of the patches summed by lines."""
@@ -79,7 +79,7 @@ class ConvRows(Trained):
         if not self.needs_weight:
             return count, total
         slices = parts(self.grad_output)
-        plain = summed({"": self._plain(self.grad_output[part], part, dtype)} for part in slices)[""]
+        plain = summed({"": self._weight_gradient(self.grad_output[part], part, dtype)} for part in slices)[""]
         plain = plain.flatten(1).unflatten(0, (groups, -1)).mT
         gram, ones = sums_over_patches(self.patches, dtype)
         if not self.needs_bias:
@@ -108,7 +108,7 @@ class ConvRows(Trained):
         return ConvRows(self.patches, grad_output, weight, self.needs_weight, self.needs_bias, self.label)
 
 
-def plain_backward(
+def conv_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, needs_input: bool, needs_weight: bool
 ) -> tuple[Tensor, Tensor]:
     """Return torch's gradients of input and weight; one that is not needed is None."""

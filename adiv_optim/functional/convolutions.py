@@ -1,4 +1,4 @@
-"""Convolutions: every patch is a row, and the rows are never unfolded."""
+"""Convolutions: every patch is a row; see `conv_rows` for when rows are unfolded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +9,15 @@ from torch.autograd import Function
 
 from .._device import without_autocast
 from ..corrections import Correction, check_correction
-from .conv_rows import ConvRows, plain_backward
+from .conv_rows import ConvRows, conv_backward
 from .patches import Geometry, Patches
 from .shared import apply, autocast, check_real, label_for, once_only, trains
 
 #: Stride, padding, dilation and groups, as torch's functions take them.
-Steps = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
+ConvArgs = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
 
 #: torch's own convolutions, by their number of dimensions.
-PLAIN: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TORCH_CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class _Conv(Function):
@@ -25,7 +25,7 @@ class _Conv(Function):
 
     @staticmethod
     def forward(input, weight, bias, stride, padding, dilation, groups, correction, label):
-        return PLAIN[weight.dim() - 2](input, weight, bias, stride, padding, dilation, groups)
+        return TORCH_CONV[weight.dim() - 2](input, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -44,36 +44,36 @@ class _Conv(Function):
             with without_autocast(input.device.type):
                 gradients = ctx.correction.gradients(rows)
         if needs_input:
-            grad_input, _ = plain_backward(grad_output, input, weight, ctx.geometry, True, False)
+            grad_input, _ = conv_backward(grad_output, input, weight, ctx.geometry, True, False)
         return grad_input, gradients.get("weight"), gradients.get("bias"), *[None] * 6
 
 
 def _conv(
-    dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps, correction: Correction | None
+    dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, args: ConvArgs, correction: Correction | None
 ) -> Tensor:
     if correction is None:
-        return PLAIN[dims](input, weight, bias, *steps)
-    return corrected_conv(f"conv{dims}d", dims, input, weight, bias, steps, check_correction(correction))
+        return TORCH_CONV[dims](input, weight, bias, *args)
+    return corrected_conv(f"conv{dims}d", dims, input, weight, bias, args, check_correction(correction))
 
 
 def corrected_conv(
-    name: str, dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps, correction: Correction
+    name: str, dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, args: ConvArgs, correction: Correction
 ) -> Tensor:
     """Compute the convolution with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
-    _check_shapes(name, dims, input, weight, steps[-1])
-    batch, _, geometry = patches_of(name, input, weight.shape[2:], steps)
+    _check_shapes(name, dims, input, weight, args[-1])
+    batch, _, geometry = patches_of(name, input, weight.shape[2:], args)
     if trains(weight, bias):
         batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
         output = apply(_Conv, batch, weight, bias, *geometry, correction, label_for(name, f"conv{dims}d"))
     else:
-        output = PLAIN[dims](batch, weight, bias, *geometry)
+        output = TORCH_CONV[dims](batch, weight, bias, *geometry)
     return output if input.dim() == dims + 2 else output.squeeze(0)
 
 
-def patches_of(name: str, input: Tensor, kernel: Sequence[int], steps: Steps) -> Patches:
+def patches_of(name: str, input: Tensor, kernel: Sequence[int], args: ConvArgs) -> Patches:
     """Return the patches of an input, batched or not."""
-    stride, padding, dilation, groups = steps
+    stride, padding, dilation, groups = args
     stride, dilation = _per_axis(stride, kernel), _per_axis(dilation, kernel)
     if isinstance(padding, str):
         input, padding = _resolve_padding(name, padding, input, kernel, stride, dilation)
@@ -160,19 +160,20 @@ def conv2d(
         input: shape (N, C, H, W), or (C, H, W) unbatched.
         weight: shape (out_channels, C / groups, kH, kW).
         bias: shape (out_channels,) or None.
-        stride: as in torch, and so are the next three.
+        stride: as in torch; so are padding, dilation and groups.
         padding: numbers, 'valid' or 'same'.
         dilation: of the kernel.
         groups: of channels.
         correction: the rule; None is torch's own function and nothing else.
 
     Returns:
-        The output of torch's function.
+        Shape (N, out_channels, *out_spatial), without N where the input has none.
 
     Raises:
         TypeError: the correction is no `Correction`, or the input is integer, complex, sparse or nested.
-        ValueError: wrong dimensions or channel counts, a kernel beyond the input, an unknown padding, 'same' with a
-            stride, or in the backward pass scales of the rule that do not fit.
+        ValueError: wrong dimensions or channel counts, an unknown padding, 'same' with a stride, or in the backward
+            pass scales of the rule that do not fit.
+        RuntimeError: torch's, of a kernel beyond the input, a bias of another size, or wrong numbers of strides.
 
     Example:
         >>> import torch

@@ -41,8 +41,8 @@ class _Linear(Function):
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gradients, grad_input, shape = {}, None, input.shape
         input, grad_output = _rows(input, ctx.stacked), _rows(grad_output, ctx.stacked)
-        # The parameters come first: the memory they need in passing is freed before grad_input is allocated, and
-        # is never more, so the peak stays that of the plain backward.
+        # The parameters come first: the memory they need in passing is freed before grad_input is allocated. In float32
+        # it is no more than that, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
             rows = LinearRows(input, grad_output, needs_weight, needs_bias, ctx.label)
             with without_autocast(input.device.type):
@@ -209,11 +209,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
     Forward :math:`z = W x + b` and input gradient :math:`g W` are torch's, bit for bit. The parameters
     receive :math:`\sum_k s_{W,k}\, g_k x_k^\top` and :math:`\sum_k s_{b,k}\, g_k` (Bird 2025, Eqs. 20 and 21), where
     k runs over rows and s is the correction's; `BatchIdeal` solves for all rows instead. A frozen weight or
-    bias does not move the output, so it is left out of the divergence that is corrected.
+    bias does not move the output, so its factor is left out.
 
-    The cost over the plain backward is one pass over X and one over the narrower of X and G; memory that
-    is live at the peak does not grow. Works under vmap, torch.compile, autocast and in half precision, in
-    which norms and scales are float32. Forward-mode and second derivatives raise. Compiling *around* vmap runs
+    With per-row scales the cost over the plain backward is one pass over X and one over the narrower of X and G. In
+    float32 the peak of memory stays where the input needs a gradient; without that, and in half precision, there is one
+    rescaled copy of the narrower more. Works under vmap, torch.compile, autocast and in half precision, in
+    which norms and scales are float32. Compiling *around* vmap runs
     this function outside the graph.
 
     Args:
@@ -227,7 +228,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
 
     Raises:
         TypeError: the correction is no `Correction`, or the input is integer, complex, sparse or nested.
-        ValueError: shapes do not fit, or in the backward pass the rule's scales.
+        ValueError: shapes do not fit; in the backward pass, those of the rule's scales.
+        RuntimeError: it is differentiated twice.
+        NotImplementedError: in forward mode.
 
     Example:
         >>> import torch

@@ -14,11 +14,11 @@ from torch import Tensor
 from .linears import summed
 from .patches import Geometry, Patches, gram_of, padded
 
-#: Multiplications in the time that two places of the kernel take beside their product: some 10 µs of one core.
+#: Fixed cost of a pair of kernel positions, in multiplications: some 10 µs of one core.
 _CALL = 2**19
-#: Multiplications in the time that a product takes to read a number, or an unfolded patch to be written,
+#: Cost of reading an element for a product, or of writing an unfolded one.
 _READ = 16
-#: and in that of moving a number of XᵀX from the product of two places to where it belongs.
+#: Cost of copying an element of a pair's product into XᵀX.
 _WRITE = 32
 
 

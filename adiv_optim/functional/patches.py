@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .shared import squared_norm
 
-#: At most so many numbers of unfolded patches are there at once, or as many as a quarter of the input if that is more.
+#: At most so many elements of unfolded patches are there at once, or a quarter of the input's, or those of one sample.
 PATCH_NUMBERS = 2**19
 
 
@@ -51,7 +51,16 @@ def patch_squared_norm(
 
 
 def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """Sum over the window of every position of the trailing dimensions, axis by axis.
+    r"""Sum over the window of every position of the trailing dimensions, axis by axis: :math:`y_p = \sum_o x_{sp+do}`.
+
+    Args:
+        tensor: shape (…, *spatial).
+        kernel_size: one integer per spatial dimension, o runs below it; so are stride s and dilation d.
+        stride: see torch's convolutions.
+        dilation: see torch's convolutions.
+
+    Returns:
+        Shape (…, *out_spatial); empty where a window does not fit.
 
     Example:
         >>> import torch
@@ -74,7 +83,7 @@ def padded(tensor: Tensor, padding: Sequence[int]) -> Tensor:
 
 
 class Geometry(NamedTuple):
-    """The steps of a convolution in space, one number for each spatial dimension, and its groups."""
+    """Stride, padding and dilation, one number for each spatial dimension, and the groups."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -108,7 +117,7 @@ class Patches(NamedTuple):
         """The patches of a few samples: at most so many rows, or those of one sample.
 
         The samples are spread over the batch by uneven steps, for even ones could take the same positions of every
-        sequence. Every turn takes others.
+        sequence. Turns differ in which they take.
         """
         count, total = max(1, rows // max(1, self.positions)), len(self.input)
         if count >= total:
@@ -147,7 +156,7 @@ class Patches(NamedTuple):
         return patches.flatten(2 + len(self.kernel)).flatten(1, -2)
 
     def at(self, index: Tensor) -> Tensor:
-        """Return the patches whose numbers, ascending, are in `index`: (groups, n, features)."""
+        """Return the patches at `index`, ascending: (groups, n, features)."""
         rows, before = [], 0
         for patches in (part.unfold() for part in self.slices(self.input.dtype)):
             here = (index >= before) & (index < before + patches.shape[1])

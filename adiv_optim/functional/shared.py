@@ -11,7 +11,7 @@ from .._device import wide_dtype
 
 #: A temporary of a tensor's size is built in this many slices at most,
 SLICES = 8
-#: and none of them has fewer numbers than this.
+#: of about so many elements at least.
 SLICE_NUMBERS = 2**19
 
 
@@ -72,7 +72,7 @@ def trains(*parameters: Tensor | None) -> bool:
 
 
 def squared_norm(input: Tensor, dim: int) -> Tensor:
-    """Return |x|² along a dimension, in float32 at least, with no temporary of the input's size.
+    """Return |x|² along a dimension, which goes, in float32 at least; of large inputs slice by slice.
 
     Example:
         >>> import torch
@@ -87,7 +87,7 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
 
 
 def parts(tensor: Tensor) -> list[slice]:
-    """Return slices of the first dimension, by which a temporary of the tensor's size is built to save memory."""
+    """Return slices of dimension 0, so that of a large batch no temporary is as large as the tensor."""
     count = max(1, min(SLICES, tensor.numel() // SLICE_NUMBERS))
     size = max(1, math.ceil(len(tensor) / count))
     return [slice(start, start + size) for start in range(0, max(1, len(tensor)), size)]

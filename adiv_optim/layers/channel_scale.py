@@ -97,7 +97,7 @@ class ChannelScale(Channelwise):
     r"""Multiply each channel by a number and add another: :math:`y = \gamma \odot x + \beta`.
 
     The parameterised half of BatchNorm, LayerNorm and RMSNorm (Bird 2025, appendix A, Eq. 38), whose other half
-    torch's normalisers compute with `affine=False`, and `L2Norm` always: any of these followed by this layer is a
+    torch's normalisers compute without affine parameters, and `L2Norm` always: any of these followed by this layer is a
     normaliser with parameters, and either half can be left out.
 
     Args:

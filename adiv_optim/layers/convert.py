@@ -54,7 +54,7 @@ class Replacement(NamedTuple):
         path: of the old layer in the model, the first one if it stands in several places.
         old: the layer that goes.
         new: the layer in its place, with the parameters that it takes over.
-        dropped: the old layer's parameters and buffers that the new one has at most copies of.
+        dropped: the old layer's parameters and buffers that the new one does not hold.
         added: parameters that only the new layer has; an optimizer that was built before does not train them.
 
     Example:
@@ -90,17 +90,19 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
         model: the model to change.
         mapping: layer type → its replacement. A class that takes the old one's constructor arguments
             (`AffineLikeLinear` for nn.Linear, `DyT` for nn.BatchNorm2d), a functools.partial of one that sets others
-            (`beta=0.5`), or any other function from the old layer to the new one, whose parameters then are its own
-            affair.
+            (`beta=0.5`), or any other function from the old layer to the new one, which handles parameters itself.
 
     Returns:
         The model, or the new layer if the model itself was replaced.
 
     Raises:
-        TypeError: a class that replaces a type whose constructor arguments are not known here, or that does not
-            take them.
-        ValueError: no layer was replaced, or a layer to replace has no shape yet, or has hooks, a forward of its own,
-            parametrizations, or buffers other than running statistics, which would be lost.
+        TypeError: a mapping that is none, a function that returns no module, or a class that replaces a type whose
+            constructor arguments are not known here, or that does not take them.
+        ValueError: no layer was replaced, one is inside another, or a layer to replace has no shape yet, or has hooks,
+            a forward of its own, parametrizations, or buffers other than running statistics, which would be lost.
+
+    Warns:
+        UserWarning: layers stay that a module uses without calling them, or that are of a subclass.
 
     Example:
         >>> from torch import nn

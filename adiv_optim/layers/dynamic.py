@@ -32,7 +32,7 @@ class _Dynamic(Channelwise):
 class DyT(_Dynamic):
     r"""Dynamic tanh: :math:`y = \gamma \odot \tanh(\alpha x) + \beta`, with α trained.
 
-    Zhu et al. 2025, "Transformers without normalization": no statistics, each number by itself. With `sqrt_d`
+    Zhu et al. 2025, "Transformers without normalization": no statistics, elementwise. With `sqrt_d`
     the form that follows from RMSNorm's gradient (Su 2025), whose bound ±√d it keeps,
 
     .. math:: y = \gamma \odot \sqrt{d}\,\tanh\!\big(x / (\rho\sqrt{d})\big) + \beta,
@@ -84,7 +84,7 @@ class Derf(_Dynamic):
 
     arXiv 2512.10938: `DyT` with another bounded function and a shift s within it; no statistics.
 
-    Its arguments are some of those of `DyT`; shape and errors are the same.
+    Its arguments are those of `DyT` but for `sqrt_d`; shape and errors are the same.
 
     Example:
         >>> import torch
@@ -110,16 +110,16 @@ class Derf(_Dynamic):
 
 
 def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
-    r"""Return the inverse square root unit :math:`x / \sqrt{x^2 + C}`, in float32 at least.
+    r"""Return the inverse square root unit :math:`x / \sqrt{x^2 + C}`, computed in float32 at least.
 
     Times √d and with :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm.
 
     Args:
         input: x, any shape.
-        c: C, positive, of a shape that broadcasts.
+        c: C, positive, of a shape that broadcasts; a negative one gives NaN.
 
     Returns:
-        Numbers between -1 and 1, of the input's shape and dtype; float32 for integers.
+        Numbers between -1 and 1, of the shape that both broadcast to and the input's dtype; float32 for integers.
 
     Example:
         >>> import torch

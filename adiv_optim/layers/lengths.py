@@ -37,7 +37,8 @@ class L2Norm(nn.Module):
 
     Args:
         dim: the dimension, or dimensions, a row extends over.
-        eps: the norm is clamped from below at this value; zero rows stay zero and pass no gradient.
+        eps: the norm is clamped from below at this value; zero rows stay zero and pass no gradient. Beyond the square
+            root of float32's range, 2·10¹⁹ and 10⁻²², squares overflow or vanish, and rows are as if infinite or zero.
 
     Shape:
         Input and output alike, any shape; integers come out as float32.

@@ -51,27 +51,27 @@ def norm_like_factors(alpha: float, beta: float | None) -> tuple[float, float]:
 
 
 class AffineLikeLinear(nn.Linear):
-    r"""Linear map divided by the length of its input and the bias's 1, √(|x|² + 1).
+    r"""Linear map divided by √(|x|² + 1), the length of [x, 1].
 
     .. math:: z = (\alpha Wx + \beta b) / \sqrt{\alpha^2|x|^2 + \beta^2}
 
     Bird 2025, Eq. 37; with :math:`\alpha = \beta = 1` Eq. 19. A gradient step then moves the output of a lone
-    sample by exactly :math:`-\eta g`. Unlike a normaliser it keeps the length of x: no direction of the input
-    is lost, and there is no singularity at x = 0.
+    sample by exactly :math:`-\eta g`. Unlike a normaliser it tells rows of different length apart, and there is no
+    singularity at x = 0.
 
     With `bias=False`, β only softens small inputs: the step is
     :math:`-\eta g\,\alpha^2|x|^2 / (\alpha^2|x|^2 + \beta^2)`.
 
     Args:
         args, kwargs: as for torch.nn.Linear, by position or by name.
-        alpha: weight of the linear part; must not be 0.
-        beta: weight of the bias; must not be 0.
+        alpha: coefficient of Wx, by name; finite and not 0.
+        beta: coefficient of b, by name; finite and not 0.
 
     Shape:
         Input (..., in_features), output (..., out_features).
 
     Raises:
-        ValueError: `alpha` is 0, or `beta` is, where zero rows would be divided by zero.
+        ValueError: `alpha` or `beta` is 0, where zero rows would be divided by zero, or not finite.
 
     Example:
         >>> import torch
@@ -113,19 +113,20 @@ class NormLikeLinear(nn.Linear):
 
     .. math:: z = \alpha W x / s + \beta b, \qquad s = \sqrt{\alpha^2 |x|^2 / (1 - \beta^2)},
 
-    whose step is exactly :math:`-\eta g`; of α only the sign is left in it.
+    whose step with a bias is exactly :math:`-\eta g` (:math:`-(1 - \beta^2)\eta g` without). Of α only the sign is
+    left, in Eq. 17 too.
 
     Args:
         args, kwargs: as for torch.nn.Linear, by position or by name.
-        alpha: weight of the linear part in the general form; must not be 0.
-        beta: weight of the bias, strictly between -1 and 1; None is Eq. 17.
-        eps: |x| is clamped from below at this value; zero rows give b.
+        alpha: its sign is that of Wx, by name; finite and not 0.
+        beta: coefficient of b, by name, strictly between -1 and 1; None is Eq. 17.
+        eps: |x| is clamped from below at this value, by name; zero rows give βb, or b.
 
     Shape:
         Input (..., in_features), output (..., out_features).
 
     Raises:
-        ValueError: `beta` outside (-1, 1), `alpha` 0, or `eps` negative.
+        ValueError: `beta` outside (-1, 1), `alpha` 0 or not finite, or `eps` negative.
 
     Example:
         >>> import torch

@@ -11,11 +11,11 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from .._device import at_least_float32, wide_dtype
 from ..functional import box_sum, squared_norm
-from ..functional.convolutions import PLAIN
+from ..functional.convolutions import TORCH_CONV
 from .lengths import inverse_norm
 from .linears import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors
 
-PLAIN_TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+TORCH_CONV_TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 class PatchNorm(_ConvNd):
@@ -44,7 +44,7 @@ class PatchNorm(_ConvNd):
         self.beta: Any = beta  # a number, but for None in the norm-like form
         self.eps = eps
 
-    def channel_norm(self, input: Tensor) -> Tensor:
+    def channel_squared_norm(self, input: Tensor) -> Tensor:
         """Return Σ_c |x_c|² over the channels of each group, (…, groups, *spatial), in float32 at least."""
         channels = -len(self.kernel_size) - 1
         input = input.unflatten(channels, (self.groups, -1))
@@ -92,12 +92,12 @@ class _PatchNormConv(PatchNorm):
             # Each patch is a pixel, and the pixels that the stride skips need no norm.
             read: Any = (..., *(slice(None, None, step) for step in self.stride))
             input = input[read]
-            output = PLAIN[len(self.kernel_size)](input, self.weight, self.inner_bias, groups=self.groups)
-            return self.normalised(output, self.channel_norm(input))
+            output = TORCH_CONV[len(self.kernel_size)](input, self.weight, self.inner_bias, groups=self.groups)
+            return self.normalised(output, self.channel_squared_norm(input))
         output = self._conv_forward(input, self.weight, self.inner_bias)
         # Padding the sum over channels is padding the channels, for every mode.
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        norm = F.pad(self.channel_norm(input), self._reversed_padding_repeated_twice, mode)
+        norm = F.pad(self.channel_squared_norm(input), self._reversed_padding_repeated_twice, mode)
         return self.normalised(output, box_sum(norm, self.kernel_size, self.stride, self.dilation))
 
 
@@ -127,10 +127,10 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
 
     Args:
         args, kwargs: as for torch.nn.Conv2d, by position or by name; padding='same' and every padding_mode included.
-        form: "affine-like" or "norm-like".
-        alpha: weight of the linear part, not 0; in the norm-like form only its sign counts.
-        beta: weight of the bias. Affine-like: not 0, None is 1. Norm-like: strictly between -1 and 1, None is Eq. 56.
-        eps: in the norm-like form the patch norm is clamped from below at this value; zero patches give the bias.
+        form: "affine-like" or "norm-like"; this and the next three by name.
+        alpha: coefficient of Wx, not 0; in the norm-like form only its sign counts.
+        beta: coefficient of b. Affine-like: not 0, None is 1. Norm-like: strictly between -1 and 1, None is Eq. 56.
+        eps: in the norm-like form the patch norm is clamped from below at this value; zero patches give βb, or b.
 
     Shape:
         As torch.nn.Conv2d, unbatched input included. The state dict is torch's too, and channels_last is kept.
@@ -160,10 +160,10 @@ class _PatchNormConvTranspose(PatchNorm, _ConvTransposeNd):
         dims = len(self.kernel_size)
         kernel_size, stride, padding, dilation = map(list, (self.kernel_size, self.stride, self.padding, self.dilation))
         extra = self._output_padding(input, output_size, stride, padding, kernel_size, dims, dilation)
-        output = PLAIN_TRANSPOSED[dims](
+        output = TORCH_CONV_TRANSPOSED[dims](
             input, self.weight, self.inner_bias, stride, padding, extra, self.groups, dilation
         )
-        norm = self._spread(self.channel_norm(input), output.shape[-dims:])
+        norm = self._spread(self.channel_squared_norm(input), output.shape[-dims:])
         return self.normalised(output, box_sum(norm, kernel_size, [1] * dims, dilation))
 
     def _spread(self, norm: Tensor, output_size: Sequence[int]) -> Tensor:
@@ -216,7 +216,7 @@ class PatchNormConvTranspose3d(_PatchNormConvTranspose, nn.ConvTranspose3d):
 
 
 class _SquaredNorm(Function):
-    """|x|² along a dimension: no temporary of the input's size forward, one backward; torch makes one and three."""
+    """|x|² along a dimension, with one temporary of the input's size in the backward pass, where torch makes three."""
 
     generate_vmap_rule = True
 

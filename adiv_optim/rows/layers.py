@@ -1,6 +1,6 @@
-"""The layers whose rows are known, the corrected layers that `attach` puts in their place, and how weights lie.
+"""The layers whose rows are known, the corrected layers that `attach` puts in their place, and weight layouts.
 
-Corrected layers can be imported by name, so pickling and copying an attached model work.
+Corrected layers can be imported by name, so an attached model can be copied, and pickled without parametrizations.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from .._torch import plain_tensor
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
-from .matrices import as_matrices, steps_of
+from .matrices import as_matrices, conv_args
 
 
 class Corrected:
@@ -74,8 +74,8 @@ class CorrectedConv(Corrected):
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         plain = plain_tensor(input)
-        padded, steps = steps_of(self, plain)
-        return _like(input, plain, self._run(corrected_conv, len(self.kernel_size), padded, weight, bias, steps))
+        padded, args = conv_args(self, plain)
+        return _like(input, plain, self._run(corrected_conv, len(self.kernel_size), padded, weight, bias, args))
 
 
 class CorrectedConv1d(CorrectedConv, nn.Conv1d):
@@ -99,7 +99,7 @@ CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
 }
 PLAIN = {corrected: plain for plain, corrected in CORRECTED.items()}
 
-#: Modules of other packages → the module of this room that registers their layers.
+#: Modules of other packages → the module of this package that registers their layers.
 _REGISTERED_BY = {"transformers.pytorch_utils": ".transformers"}
 
 
@@ -113,7 +113,7 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
             module, where pickles find it.
 
     Raises:
-        TypeError: `corrected` is no such class.
+        TypeError: `corrected` is no such class, or inherits in another order, by which its forward would be the plain.
 
     Example:
         >>> from torch import nn
@@ -127,7 +127,8 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
         >>> attach(Head(2, 3), Proportional())
         CorrectedHead(in_features=2, out_features=3, bias=True, correction=Proportional(eps=1e-12))
     """
-    if not (issubclass(corrected, Corrected) and issubclass(corrected, plain)):
+    bases = corrected.__mro__
+    if not (Corrected in bases and plain in bases and bases.index(Corrected) < bases.index(plain)):
         raise TypeError(
             f"register: {corrected.__name__} must inherit from CorrectedLinear or CorrectedTransposed and from "
             f"{plain.__name__}, in that order."
@@ -143,11 +144,11 @@ def corrected_type(kind: type) -> type[nn.Module] | None:
 
 
 class Layout(NamedTuple):
-    """How the parameters of a layer lie as matrices with a row for each output."""
+    """A layer's parameters as matrices with one row for each output."""
 
     #: Whether the weight has a column for each output.
     transposed: bool
-    #: How many matrices there are, one above the other.
+    #: The number of matrices, one for each group.
     groups: int
 
     @classmethod

@@ -16,8 +16,8 @@ from ..functional.linears import LinearRows
 from ..functional.patches import Geometry, Patches
 
 
-def steps_of(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.Steps]:
-    """Return the input of a convolution, padded where zeros would not do, and the steps over it."""
+def conv_args(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.ConvArgs]:
+    """Return the input of a convolution, padded where zeros would not do, and its other arguments."""
     padding = layer.padding
     if layer.padding_mode != "zeros":
         input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), 0
@@ -27,15 +27,15 @@ def steps_of(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.Steps]:
 def patches_of(layer: Any, input: Tensor) -> Patches:
     """Return the rows that a layer reads.
 
-    A layer of any class may have a method `input_rows(input)`, which returns the factors of its weight,
+    A layer of any class may have a method `input_rows(input)`, which returns what its weight multiplies,
     (…, in_features).
     """
     if hasattr(layer, "input_rows"):
         input = layer.input_rows(input)
     if not isinstance(layer, _ConvNd):
         return Patches(_as_rows(input), (), Geometry((), (), (), 1))
-    input, steps = steps_of(layer, input)
-    return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, steps)
+    input, args = conv_args(layer, input)
+    return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, args)
 
 
 def rows_of(
@@ -58,9 +58,9 @@ def _as_rows(tensor: Tensor) -> Tensor:
 
 
 def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
-    """Return a layer's input, without the transforms of torch.func and forward-mode AD that it is called within.
+    """Return a layer's input, unwrapped from transforms of torch.func and forward-mode AD.
 
-    Call it outside of them (`outside_transforms`), as every function of the result.
+    Call it within `outside_transforms`, and all that uses the result.
 
     Raises:
         RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
@@ -99,7 +99,7 @@ def _no_rows(name: str, tensor: str) -> RuntimeError:
 def as_matrices(part: Tensor, transposed: bool, groups: int, count: int = 1) -> Tensor:
     """Return a weight as (count × groups, outputs, features), a bias as (count × groups, outputs, 1).
 
-    Of several such parts in one tensor the first dimension counts them. A view, where the memory allows one. For
+    With a `count` above 1 dimension 0 stacks that many parameters. A view, where the memory allows one. For
     `transposed` and `groups` see `Layout`.
     """
     shape = part.shape[count > 1 :]

@@ -18,7 +18,7 @@ _BYPASSING: tuple[type[nn.Module], ...] = tuple(
 Skip = Iterable[str | type[nn.Module]]
 #: Why parameters of skipped modules take the plain step.
 NAMED = "named in skip"
-#: How the reason begins why a parameter takes the plain step that shares memory with another.
+#: How the reason begins for a parameter that shares memory with another, and so takes the plain step.
 SHARED_MEMORY = "it shares its memory with"
 #: The remedy where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
@@ -44,7 +44,7 @@ def trainable(layer: nn.Module, path: str = "") -> list[tuple[str, nn.Parameter]
 
 
 def bypassed(model: nn.Module) -> dict[nn.Module, str]:
-    """Map each layer whose weights a module above it uses without calling the layer to why it stays plain."""
+    """Map layers whose parent uses their weights without calling them to the reason why they stay plain."""
     return {
         layer: f"{plain_type(module).__name__} uses it without calling the layer"
         for module in model.modules()
@@ -57,6 +57,7 @@ def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False)
     """Return the modules that `skip` names, and all below them.
 
     Raises:
+        TypeError: `skip` is a string.
         ValueError: the model has none of that name, and it is not said that they `may_be_missing`.
     """
     if isinstance(skip, str):

@@ -19,7 +19,7 @@ from adiv_optim import (
     detach,
 )
 from adiv_optim.diagnostics import divergence
-from adiv_optim.rows import CorrectedTransposed, register
+from adiv_optim.rows import CorrectedLinear, CorrectedTransposed, register
 from tests.helpers.cases import relative_error
 
 EXACT = 1e-12  # float64, relative
@@ -119,3 +119,13 @@ def test_register_refuses_a_class_that_would_compute_something_else():
         register(nn.Linear, Conv1D)
     with pytest.raises(TypeError, match=r"CorrectedConv1D must inherit from .* and from Linear"):
         register(nn.Linear, CorrectedConv1D)
+
+    class Doubled(nn.Linear):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    class InOtherOrder(Doubled, CorrectedLinear):
+        pass
+
+    with pytest.raises(TypeError, match=r"InOtherOrder must inherit from .*, in that order"):
+        register(Doubled, InOtherOrder)
