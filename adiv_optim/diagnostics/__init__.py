@@ -1,7 +1,7 @@
-"""Read-only measurements of a model: the effect of an update on its activations, and how these are spread.
+"""Measurements of a model: how an optimizer's step moves the outputs of layers, and how isometric these are.
 
-No measurement changes its subject. Gradients and steps are taken on copies; the model, its buffers, its gradients,
-the optimizer and the random generators stay as they are.
+`divergence` works on copies, `record` puts forward hooks on the model until `remove()`. Parameters, buffers, gradients,
+the optimizer and torch's random generators stay as they are.
 """
 
 from ._divergence import divergence

@@ -1,4 +1,4 @@
-"""Copies of a model and its optimizer, on which all measurements are made, and the step on them."""
+"""Copies of a model and its optimizer, and the step that `divergence` takes on them."""
 
 import copy
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 from .. import _device
 from .._device import without_autocast
 from ..attach import detach
+from ..jacobian import GaussNewton
 from ..jacobian.modules import Pass, differentiate, same_randomness
 from ..optim import OptimizerWrapper
 from ..optim.parameters import check_same_parameters
@@ -54,8 +55,9 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
             f"optimizer is of type {type(optimizer).__name__}; pass the torch.optim.Optimizer that trains the model "
             "(optimizer.optimizer of Lightning's and Accelerate's), or None for the gradient step."
         )
-    if isinstance(optimizer, LBFGS):
-        raise TypeError("LBFGS evaluates the loss many times within a step, which has no learning rate; pass None.")
+    if isinstance(optimizer, (LBFGS, GaussNewton)):
+        name = type(optimizer).__name__
+        raise TypeError(f"{name} evaluates the loss many times within a step, which has no learning rate; pass None.")
     check_same_parameters("divergence", optimizer, model)
 
 

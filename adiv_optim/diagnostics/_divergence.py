@@ -40,25 +40,26 @@ def divergence(
     :math:`g_k = \partial L / \partial z_k`, to move along −g_k. With :math:`J_k = \partial z_k / \partial\theta` a step
     Δθ moves it, to first order, by the *effective update*
 
-    .. math:: \Delta z_k / \eta = J_k \Delta\theta / \eta = -\gamma_k g_k + (\text{interference of the other rows}),
-              \qquad \gamma_k = \langle J_k J_k^\top g_k, g_k \rangle / |g_k|^2 .
+    .. math:: \Delta z_k / \eta = J_k \Delta\theta / \eta = o_k + (\text{interference of the other rows}),
+              \qquad \gamma_k = -\langle o_k, g_k \rangle / |g_k|^2 ,
 
-    For z = Wx + b the *own gain* γ is the affine divergence |x_k|² + 1 (Bird 2025, Eq. 11); Eqs. 46 to 49 are the
-    interference. `Proportional`, `Disproportional` and the affine-like layer make γ = 1; `BatchIdeal`
-    makes it the diagonal of :math:`K(K + \lambda I)^{-1}`, and as damping → 0 takes the interference away. First order
-    is exact for every layer that is linear in its parameters.
+    with the learning rate η and o_k due to row k's own part of the gradient, :math:`-J_k J_k^\top g_k` without a
+    correction. For z = Wx + b the *own gain* γ is |x_k|² + 1, the affine divergence (Bird 2025, arXiv 2512.22247,
+    Eq. 11; interference: Eqs. 46 to 49). `Proportional`, `Disproportional` and `AffineLikeLinear` make γ = 1;
+    `BatchIdeal(per_sample=False)` makes it the diagonal of :math:`K(K + \lambda I)^{-1}`, and as λ → 0 removes the
+    interference of independent rows. First order is exact for every layer that is linear in its parameters.
 
     Reported per row are cosine_k between Δz_k and −g_k; projection_k = ⟨Δz_k, −g_k⟩ / (η|g_k|²), the total gain; γ_k,
-    the share of each parameter in it, |x_k|², and interference_k = |Δz_k − own_k| / (|own_k| + |Δz_k − own_k|). Per
-    layer and in total, ⟨−Δθ/η, ∇L⟩ says whether the step is downhill to first order, which a correction need not be.
+    the share of each parameter in it, |x_k|², and interference_k = |Δz_k/η − o_k| / (|o_k| + |Δz_k/η − o_k|). Per layer
+    and in total, ⟨−Δθ, ∇L⟩/η says whether the step is downhill to first order, which a correction need not be.
 
     With an optimizer Δθ is its real step, momentum, decay and rounding included, and cosine, projection and descent are
-    that step's. No part of a nonlinear step belongs to one row: γ and its shares stay those of the gradient the
-    optimizer was handed, and interference_k is the share of Δz_k across g_k, |Δz_k⊥| / (|Δz_k∥| + |Δz_k⊥|). The rate a
-    layer is measured in is the greatest of its parameters' groups; at rate 0 it is left out.
+    that step's. Such a step cannot be split by rows: γ and its shares are those of the gradient that the optimizer
+    received, and interference_k is the share of Δz_k normal to g_k, |Δz_k⊥| / (|Δz_k∥| + |Δz_k⊥|). A layer's η is the
+    largest rate of its parameter groups; a layer with η = 0 is left out, a named one too.
 
-    Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, random
-    generators and training mode stay as they are, bit for bit. Forward hooks of the model run, hooks of the
+    Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, torch's
+    random generators and training mode stay as they are, bit for bit. Forward hooks of the model run, hooks of the
     optimizer do not. The cost is that of the copies, of one training step (two if a correction is attached) and of
     the rows measured.
 
@@ -76,16 +77,19 @@ def divergence(
             must treat the samples of its inputs, their first dimension, separately, and is measured by
             differentiating once more for every row.
         max_rows: rows measured per call of a layer, evenly spaced, the same ones every time; a grouped convolution
-            has max_rows / groups in each group, at least one. The step itself is that of all rows.
+            that is not parametrized has max_rows / groups in each group, at least one. The step itself is that of all
+            rows.
 
     Returns:
-        A `Divergence`; print it.
+        A `Divergence`, whose numbers per row are float64 tensors of shape (measured rows,); print it.
 
     Raises:
-        TypeError: not a correction, or not an optimizer with a step to measure (LBFGS, or the optimizer of a trainer
-            around it).
+        TypeError: not a correction, `layers` is a string, or not an optimizer with a step to measure (LBFGS,
+            GaussNewton, or the optimizer of a trainer around it).
         ValueError: a correction given and one attached, an optimizer of another model, `layers` that are not there or
-            have no rows, max_rows below 1, a model that cannot be copied.
+            have no rows, max_rows below 1, a model without a trainable parameter or that cannot be copied, a loss that
+            is no scalar or depends on no parameter.
+        RuntimeError: within torch.inference_mode.
 
     Example:
         >>> import torch
@@ -98,6 +102,9 @@ def divergence(
         >>> summary = divergence(model, mse, x, torch.ones(2, 1), Proportional()).layers[""].summary()
         >>> round(summary["gain_mean"], 6), round(summary["responsibility"]["weight"], 3)
         (1.0, 0.731)
+        >>> step = divergence(model, mse, x, torch.ones(2, 1), optimizer=torch.optim.Adam(model.parameters(), lr=0.1))
+        >>> step.descends
+        True
     """
     check_count("divergence", max_rows=max_rows)
     if not any(p.requires_grad for p in model.parameters()):
@@ -114,7 +121,7 @@ def divergence(
         if correction is not None:
             attach(twin, correction)
         chosen, left_out = choose_layers(twin, layers)
-        watched = {path: layer for path, layer in chosen.items() if not _cannot(layer)}
+        watched = {path: layer for path, layer in chosen.items() if not _why_not(layer)}
         step = take_step(twin, stepper, loss_fn, inputs, targets, watched)
 
     measured = {}
@@ -130,13 +137,14 @@ def divergence(
                     raise ValueError(f"{where} cannot be measured: {why}.") from why.__cause__
                 left_out[path] = str(why)
         order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
-        parts = [_inner(step.change[name], step.plain.get(name)) / rate for name, rate in step.rates.items() if rate]
+        # By one rate for all, so that the sign is that of the whole step.
+        inner, rate = sum(_inner(step.change[n], step.plain.get(n)) for n in step.rates), max(step.rates.values())
 
     return Divergence(
         layers=measured,
         left_out=dict(sorted(left_out.items(), key=lambda entry: order[entry[0]])),
         loss=step.passed.loss.item(),
-        descent=-sum(parts) if parts else math.nan,
+        descent=-inner / rate if rate else math.nan,
         optimizer=None if optimizer is None else _name(optimizer),
     )
 
@@ -158,7 +166,7 @@ def _measure(
     path: str, layer: nn.Module, names: dict[str, str], step: Step, max_rows: int, by_optimizer: bool
 ) -> LayerDivergence:
     """Measure the rows of a layer's calls; `names` has the paths of its trained parameters."""
-    if reason := _cannot(layer) or step.passed.refused.get(path):
+    if reason := _why_not(layer) or step.passed.refused.get(path):
         raise _LeftOutError(reason)
     calls = [call for call in step.passed.calls.get(path, []) if call.grad_output.numel()]
     if not calls:
@@ -191,7 +199,7 @@ def _measure(
     )
 
 
-def _cannot(module: nn.Module) -> str | None:
+def _why_not(module: nn.Module) -> str | None:
     if any(isinstance(inside, Corrected) for inside in module.modules() if inside is not module):
         return "layers inside it have a correction: name those"
     if why := mixes_samples(module):

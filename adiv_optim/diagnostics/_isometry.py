@@ -8,9 +8,9 @@ from torch import Tensor
 from .._device import at_least_float32
 from .activations import Activation, gaussian_moments
 
-#: Of two equal samples rounding leaves a share of the second, once the first is projected out: in Gram matrices by
-#: matrix product at most this many ε, as measured.
-COPIES = 16
+#: Rounding leaves of a duplicate, once its first copy is projected out, at most so many ε of its squared length; as
+#: measured on x @ x.mT.
+DUPLICATE_EPS = 16
 
 
 def isometry(gram: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ def isometry_gap(gram: Tensor) -> Tensor:
 
     Joudaki et al. 2023, below Eq. 3. The determinant is that of a Cholesky factor, whose accuracy, unlike that of
     eigenvalues, does not suffer from samples of very different length. A matrix is singular (gap ∞, isometry 0, no
-    gradient) where a sample has only rounding left, |rest|² ≤ (n + 16) ε |x|² with ε of the matrix's dtype, once the
-    samples before it are projected out. NaN stays NaN.
+    gradient) if a sample keeps only |rest|² ≤ (n + 16) ε |x|² once those before it are projected out; ε is that of the
+    dtype, float32 at least. NaN stays NaN.
 
     Args:
         gram: as for `isometry`. Prefer float64, in which fewer of them are singular.
@@ -87,7 +87,7 @@ def _is_singular(gram: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(gram / diagonal.mean(-1)[..., None, None])
     rest = factor.diagonal(dim1=-2, dim2=-1).square()
     share = diagonal / diagonal.mean(-1, keepdim=True)
-    noise = (gram.shape[-1] + COPIES) * torch.finfo(gram.dtype).eps
+    noise = (gram.shape[-1] + DUPLICATE_EPS) * torch.finfo(gram.dtype).eps
     return (failed != 0) | ~(rest > noise * share).all(-1)
 
 
@@ -98,8 +98,8 @@ def isometry_strength(activation: Activation) -> float:
               = 2 - \frac{E[z\sigma(z)]^2}{\mathrm{Var}\,\sigma(z)}
 
     Joudaki et al. 2023, Def. 3: 1 for linear functions, 2 for those without a linear part. In a wide network of
-    linear layer, activation, centring and normalising the isometry gap falls by :math:`(2 - \beta_\sigma)^2` per layer
-    once it is small; `mean_field_bound` bounds it from the start.
+    linear map, activation, centring, normalising, a small gap shrinks by a factor :math:`(2 - \beta_\sigma)^2` per
+    layer; `mean_field_bound` bounds it from the start.
 
     Args:
         activation: an elementwise module or function.
@@ -130,11 +130,11 @@ def mean_field_bound(gram: Tensor, strength: float, depths: int | Sequence[int] 
               \gamma(G) = \max_{i \ne j} \frac{|\rho_{ij}|}{1 - |\rho_{ij}|}, \qquad
               \rho_{ij} = \frac{G_{ij}}{\sqrt{G_{ii} G_{jj}}}
 
-    wherever the right-hand side is at most 1, and the gap at depth 0 before, above which it never rises. Joudaki et al.
+    if the right-hand side is at most 1; otherwise the gap at depth 0, which is never exceeded. Joudaki et al.
     2023, Thm. A.2 and Lemma A.4; as γ(G) ≤ 2 exp(−n log I(G)) it implies Thm. 4, the bound
     :math:`\exp(-\ell \log\beta_\sigma - n \log\mathcal{I}(G^0) + \log 4n)`. It holds in the limit of infinite width
-    for linear layers with weights N(0, 1/fan_in), each followed by the activation, centring and normalising; at a
-    finite width the gap ends in noise of order n / width. The rate at the end is faster: (2 − β)² per layer.
+    for linear layers with weights N(0, 1/fan_in), each followed by the activation, centring and normalising; at
+    finite width the gap levels off at order n / width. A small gap shrinks faster: by (2 − β)² per layer.
 
     Args:
         gram: of the samples at depth 0, which are taken as normalised to one length.
@@ -161,7 +161,7 @@ def mean_field_bound(gram: Tensor, strength: float, depths: int | Sequence[int] 
     correlation = gram / (length.unsqueeze(-1) * length.unsqueeze(-2))
     largest = correlation.tril(-1).abs().flatten(-2).amax(-1)
     apart = 1 - largest
-    gamma = torch.where(apart > COPIES * torch.finfo(gram.dtype).eps, largest / apart, torch.inf)
+    gamma = torch.where(apart > DUPLICATE_EPS * torch.finfo(gram.dtype).eps, largest / apart, torch.inf)
     depths = torch.as_tensor(depths, device=gram.device)
     start = isometry_gap(correlation)
     batch = (*start.shape, *[1] * depths.dim())

@@ -19,11 +19,12 @@ def samples(output: Tensor) -> Tensor:
 
 
 class IsometryRecorder:
-    """The numbers that `record`, which makes it, has measured so far, and the means to stop; a context manager too.
+    """The measurements of `record`, which returns it. `remove()` stops them, and so does the end of a `with`.
 
     Attributes:
-        history: one entry per measured forward pass: "step" (its number), "training" (the model's mode) and "layers",
-            an entry per call: "path", "kind", "samples" (n), "isometry" and "gap", means over a batch's sequences.
+        history: one entry per measured forward pass: "step" (its index among passes), "training" (the model's mode)
+            and "layers", an entry per call: "path", "kind", "samples" (n), "isometry" and "gap", means over a batch's
+            sequences.
         left_out: path → why a layer's output has no Gram matrix.
     """
 
@@ -58,7 +59,8 @@ class IsometryRecorder:
     def metrics(self) -> dict[str, float]:
         """Return the last measurement as a flat dict of numbers, for any logger; empty before the first time.
 
-        Of a layer that ran several times the last call counts.
+        The names are "isometry/path/samples", "isometry/path/isometry" and "isometry/path/gap". Of a layer that ran
+        several times the last call counts.
         """
         calls = self.history[-1]["layers"] if self.history else []
         return {
@@ -130,10 +132,10 @@ def record(
     rows: Callable[[Tensor], Tensor] = samples,
     max_samples: int = 512,
 ) -> IsometryRecorder:
-    r"""Watch the isometry of a model's layers: at initialisation by one forward pass, in training by all of them.
+    r"""Record the isometry of every layer's output in each forward pass, at initialisation or in training.
 
-    Of every layer's output the Gram matrix :math:`G_{ij} = \langle x_i, x_j \rangle` of the samples is formed, in
-    float64, and of it only `isometry` and `isometry_gap` are kept. Samples are those of Joudaki et al. 2023:
+    For every layer's output it forms the Gram matrix :math:`G_{ij} = \langle x_i, x_j \rangle` of the samples in
+    float64, and keeps `isometry` and `isometry_gap`. Samples are those of Joudaki et al. 2023:
 
     - (B, d): the rows, one Gram matrix of the batch.
     - (B, T, d): the tokens of a sequence (App. B.4), one T × T matrix each, over which the numbers are averaged.
@@ -142,12 +144,11 @@ def record(
     More samples than features, or a sample that comes twice, make a Gram matrix singular: isometry 0, gap ∞.
 
     It reads through forward hooks and changes nothing: outputs, gradients, buffers and the random generators are those
-    of the model without it, bit for bit (but a layer's hooks make torch's fused transformer layers, which pass the
-    layers by in evaluation, run unfused). The price is n² d per layer and measured pass, and on a GPU a
-    synchronisation; `every` spreads it.
+    of the model without it, bit for bit (but hooks switch off the fused path of torch's transformer layers in
+    evaluation). The cost is O(n² d) per layer and measured pass, and a synchronisation with a GPU; `every` lowers it.
 
     Args:
-        model: whose forward passes are watched. Compile it after, or leave it uncompiled, to have the hooks run.
+        model: whose forward passes are recorded. Call torch.compile only after `record`, or hooks do not run.
         layers: paths of the modules to measure; by default every module without submodules, as it is called.
         every: measure the passes 0, every, 2 · every, …, whether in training or in evaluation.
         rows: from a layer's output to its samples, (..., n, features), if not as above: `lambda z: z.flatten(1)` for

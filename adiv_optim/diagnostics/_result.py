@@ -23,7 +23,7 @@ class _Descent:
 class LayerDivergence(_Descent):
     """How a step moves the outputs of one layer, its input held fixed; all tensors on the CPU, one number a row.
 
-    A number that is not defined (the direction of a zero gradient) is NaN, and summaries pass over it.
+    The direction of a zero gradient, and a share of no movement, are NaN; summaries pass over these.
 
     Args:
         kind: the layer's class.
@@ -32,12 +32,12 @@ class LayerDivergence(_Descent):
         index: which of them were measured. The rows of further calls follow those of the first; a grouped
             convolution has the patches of its first group, then those of the second.
         cosine: between the effective update and −g.
-        projection: of the effective update on −g, in units of |g|: the total gain, own and others'.
-        gain: the own gain γ: how far a row's own contribution to the gradient moves it along −g.
+        projection: ⟨Δz, −g⟩ / (η|g|²), the total gain over all rows; 1 is the ideal step.
+        gain: the own gain γ: the gain by the row's own part of the gradient.
         interference: the others' share of the movement; with an optimizer the share that is not along g.
         squared_norm: |x|² of the row's input; for a layer whose rows have no input each, of the sample.
         responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
-        descent: ⟨−Δθ/η, ∇L⟩ over the layer's parameters, with the plain gradient of the loss ∇L;
+        descent: ⟨−Δθ, ∇L⟩/η over the layer's parameters, with the plain gradient of the loss ∇L;
             `descends` says whether it is above 0.
     """
 
@@ -54,7 +54,7 @@ class LayerDivergence(_Descent):
     descent: float
 
     def summary(self) -> dict[str, Any]:
-        """Return plain numbers: medians, means and (population) variances over the measured rows."""
+        """Return numbers and words by name: lower medians, means and (population) variances over the measured rows."""
         return {
             "kind": self.kind,
             "correction": self.correction,
@@ -79,8 +79,8 @@ class Divergence(_Descent):
         layers: path → the measurement there, in the order of the model's modules.
         left_out: path → why a layer with trainable parameters was not measured.
         loss: of the batch.
-        descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group;
-            `descends` says whether it is above 0. NaN where all rates are 0.
+        descent: ⟨−Δθ, ∇L⟩/η over all trainable parameters, η being the greatest rate of all groups; `descends` says
+            whether it is above 0. NaN where all rates are 0.
         optimizer: the class of the optimizer whose step was measured, as "Whitened(Adam)"; None for the gradient step.
     """
 
@@ -104,14 +104,15 @@ class Divergence(_Descent):
     def metrics(self) -> dict[str, float]:
         """Return a flat dict of numbers, for any logger.
 
-        The names are "divergence/descent", and "divergence/path/column" with the columns of the printed table.
+        The names are "divergence/descent", and "divergence/path/column" with the columns of the printed table, and
+        "own gain deviation".
         """
         by_layer = {path: columns(layer.summary()) for path, layer in self.layers.items()}
         numbers = {f"divergence/{path}/{name}": n for path, each in by_layer.items() for name, n in each.items()}
         return {"divergence/descent": self.descent, **numbers}
 
     def __str__(self) -> str:
-        """Return an aligned table of `columns`, the own gain with its deviation over the rows, and its two terms."""
+        """Return an aligned table of `columns`, with notes; the own gain is mean ± deviation over rows."""
         table = [("layer", *_HEADER, ""), *(_line(path, layer.summary()) for path, layer in self.layers.items())]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [

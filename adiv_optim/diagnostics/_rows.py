@@ -51,7 +51,7 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     .. math:: \mathrm{itself}_k = -J_k J_k^\top g_k, \qquad \gamma_k = |J_k^\top g_k|^2 / |g_k|^2, \qquad
               \mathrm{moved}_k = J_k \Delta\theta / \eta
 
-    with two passes backward and one forward per measured row under vmap. The layer treats the samples of its inputs,
+    with two passes forward and two backward per measured row under vmap. The layer treats the samples of its inputs,
     their first dimension, separately; `step` holds Δθ/η by parameter.
     """
     inputs, grad_output = batched(layer, *call)
@@ -96,7 +96,7 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
 
 
 def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, sample: Tensor, index: Tensor) -> Tensor:
-    # The last dimension of a convolution is no row's features, so that equal leading ones say nothing.
+    # A convolution's last dimension is a position, so equal leading dimensions prove nothing.
     by_row = not isinstance(layer, _ConvNd) and len(inputs) == 1 and inputs[0].dim() > 1
     if by_row and inputs[0].shape[:-1] == output.shape[:-1]:
         return to_float64(inputs[0]).square().sum(-1).flatten()[index]

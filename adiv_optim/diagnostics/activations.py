@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 Activation = Callable[[Tensor], Tensor]
 
-#: Beyond this the normal density is 0 in float64.
+#: Beyond this the normal density is below the least normal number of float64.
 EDGE = 38
-#: The share of a moment that a panel may miss before it is halved, and the share that all panels together may miss.
+#: Largest relative error of a moment by one panel, above which it is halved, and by all.
 PER_PANEL, IN_ALL = 1e-14, 1e-7
 MOST_PANELS, MOST_HALVINGS = 2**14, 60
 
@@ -66,12 +66,14 @@ class GaussianMoments(NamedTuple):
 def gaussian_moments(activation: Activation) -> GaussianMoments:
     r"""Compute mean, slope and nonlinear variance of an activation whose inputs are standard normal.
 
-    Quadrature in float64 takes panels between the whole numbers, and halves them wherever that still changes the
-    moments, as at kinks and jumps. It misses a feature so narrow that no node falls on it (a spike of width 1e-3,
-    say).
+    Gauss–Legendre quadrature in float64 starts from unit intervals and bisects them while that changes the moments, as
+    at kinks and jumps. It misses features narrower than the spacing of nodes (a spike of width 1e-3).
 
     Args:
         activation: an elementwise module or function, with the parameters that it has now.
+
+    Returns:
+        `GaussianMoments`.
 
     Raises:
         TypeError: not callable.
@@ -104,8 +106,8 @@ def hermite_coefficients(activation: Activation, degree: int) -> Tensor:
         activation: an elementwise module or function.
         degree: of the last coefficient.
 
-    Shape:
-        Output (degree + 1,), float64.
+    Returns:
+        Shape (degree + 1,), float64.
 
     Raises:
         TypeError: not callable.
@@ -124,7 +126,7 @@ def hermite_coefficients(activation: Activation, degree: int) -> Tensor:
 
 
 class Sampled(NamedTuple):
-    """An activation on quadrature nodes, weights taken into the functions: E[fg] is Σ (roots · f)(roots · g)."""
+    """An activation at quadrature nodes, times √weight: E[fg] is Σ (roots · f)(roots · g)."""
 
     nodes: Tensor  # z
     roots: Tensor  # √(weight · density at z)

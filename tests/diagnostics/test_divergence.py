@@ -249,6 +249,18 @@ def test_descent_is_the_inner_product_with_the_plain_gradient():
     assert found.layers["2"].descent == pytest.approx(sum(parts[2:]), rel=EXACT)
 
 
+def test_a_step_by_several_rates_has_the_descent_of_its_whole():
+    model, x, y = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(6, 4), torch.randn(6, 2)
+    slow = {"params": model[0].parameters(), "lr": 0.1}
+    uphill = {"params": model[2].parameters(), "lr": 1e-3, "maximize": True}
+    found = divergence(model, F.mse_loss, x, y, optimizer=torch.optim.SGD([slow, uphill]))
+    F.mse_loss(model(x), y).backward()
+    first, second = (sum(p.grad.square().sum().item() for p in layer.parameters()) for layer in (model[0], model[2]))
+    assert found.descent == pytest.approx((0.1 * first - 1e-3 * second) / 0.1, rel=EXACT)
+    assert found.descends
+    assert first - second < 0  # each by its own rate it would be uphill
+
+
 #: Without a closed form.
 CONVOLUTIONS = {"patch-norm": PatchNormConv2d, "transposed": nn.ConvTranspose2d}
 each_convolution = pytest.mark.parametrize("build", CONVOLUTIONS.values(), ids=CONVOLUTIONS)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import BatchIdeal, Proportional, Whitened, attach
+from adiv_optim import BatchIdeal, GaussNewton, Proportional, Whitened, attach
 from adiv_optim.diagnostics import divergence
 from tests.helpers.modules import Model
 
@@ -120,6 +120,10 @@ WRONG = {
     "lbfgs": (
         lambda: (network := model(), None, {"optimizer": torch.optim.LBFGS(network.parameters())}),
         TypeError, "LBFGS evaluates the loss many times",
+    ),
+    "gauss-newton": (
+        lambda: (network := model(), None, {"optimizer": GaussNewton(network)}),
+        TypeError, "GaussNewton evaluates the loss many times",
     ),
     "of-a-trainer": (
         lambda: (network := model(), None, {"optimizer": around(torch.optim.Adam(network.parameters()))}),
