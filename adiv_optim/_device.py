@@ -47,8 +47,8 @@ def read(*tensors: Tensor) -> list[float]:
         return []
     if any(tensor.is_meta for tensor in tensors):
         raise NotImplementedError(
-            "this reads numbers, and a tensor on the meta device has none: give the model memory by "
-            "to_empty(device=…), and then its weights."
+            "this reads numbers, and a tensor on the meta device has none: give the model memory by to_empty(device=…) "
+            "and its weights, and build the optimizer from these."
         )
     return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
 

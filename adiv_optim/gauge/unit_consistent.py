@@ -16,8 +16,7 @@ from ..optim.roots import Scales
 from ..optim.step import Stack
 from ..optim.watching import Watching
 from ..optim.wrapper import OURS
-from ..rows.coverage import Coverage
-from ..rows.models import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
+from ..rows.models import NAMED, UNFLATTENED, Coverage, Skip, named_in_skip, overlaps, refuse_sharded
 from .gauges import Gauge, NetworkGauge
 from .graph import ChannelGraph, Factors
 from .network import network_scales

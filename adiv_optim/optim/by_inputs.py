@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import _device
-from .covariance import Covariance, LowRankCovariance
+from .covariance import Covariance
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .roots import RightFactor
@@ -53,16 +53,6 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
         )
     if watched.armed:
         watched.add(layer, rows, None, bias_entry=0)
-
-
-def covariance_of(
-    module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
-) -> Covariance:
-    """Return the covariance of a layer, of low rank where that is less than each block has columns."""
-    whole = Covariance(module, with_bias, max_dim, max_rows)
-    if rank is None or rank >= min(whole.sizes):
-        return whole
-    return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
 
 
 def treatment(covariance: Covariance, factors: Sequence[RightFactor] | None, verb: str) -> str:

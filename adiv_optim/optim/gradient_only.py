@@ -8,9 +8,8 @@ from torch.optim import Optimizer
 from .._checks import warn
 from ..attach import attach, correction_coverage, detach, extend
 from ..corrections import Correction
-from ..rows.coverage import UNCALLED, Coverage, uncalled_words
 from ..rows.layers import Corrected
-from ..rows.models import Skip
+from ..rows.models import UNCALLED, Coverage, Skip, uncalled_words
 from .parameters import OUTSIDE, check_same_parameters, report
 from .wrapper import OptimizerWrapper
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
-from ..rows.coverage import Coverage
+from ..rows.models import Coverage
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .saved_entries import SavedEntries
@@ -99,11 +99,7 @@ class Mapped(OptimizerWrapper):
         self.watch.find(self.param_groups)
         reason = self._why_lost(self.model)
         with without_autocast(first.device.type):  # it would round the products
-            try:
-                half_frozen = self._mapped_step(self.watch, step)
-            except NotImplementedError as error:
-                self._refuse_meta(error)
-                raise
+            half_frozen = self._mapped_step(self.watch, step)
         self.watch.count_step()
         inactive = self.watch.why_inactive() if self._steps == 2 else ""
         self._tell(reason or half_frozen or inactive, " takes plain steps")
@@ -134,13 +130,6 @@ class Mapped(OptimizerWrapper):
     def _unknown(self) -> list[Optimizer]:
         """List the optimizers of the step that are not torch's."""
         return [each for each in optimizers_in(self.inner) if type(each) not in KNOWN]
-
-    def _refuse_meta(self, error: NotImplementedError) -> None:
-        if any(p.is_meta for group in self.param_groups for p in group["params"]):
-            raise NotImplementedError(
-                f"{type(self).__name__} cannot step on meta tensors, which have no numbers to read: give the model "
-                "memory by to_empty(device=…) and its weights, and build the optimizer from these."
-            ) from error
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; the rows that they have come to do not count any more."""

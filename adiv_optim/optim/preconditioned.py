@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from .. import _device
 from .._checks import check_count, check_positive, given
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
-from .covariance import Covariance
+from .by_inputs import PREFIX, count_rows, covariance_metrics, treatment
+from .covariance import Covariance, covariance_of
 from .mapped import Mapped
 from .roots import NoRootError, RightFactor, Whole
 from .watch import Watch

@@ -13,12 +13,11 @@ from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refus
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
-from .measured_layers import MeasuredLayers
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
 from .roots import NoRootError, RightFactor, Scales, stacked
 from .step import Stack
-from .watching import ChangeOfVariables
+from .watching import ChangeOfVariables, MeasuredLayers
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
@@ -153,7 +152,7 @@ class Watch(MeasuredLayers):
             layers=len(layers),
             blocks=first.covariance.blocks,
             moves_weights=self.moves_weights,
-            rescale=self.change.rescale,
+            keeps_norm=self.change.keeps_norm,
         )
 
     def _measure(self) -> None:

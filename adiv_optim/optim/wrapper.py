@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from .._checks import check_dict, warn
-from ..rows.coverage import Coverage
+from ..rows.models import Coverage
 from .parameters import explain_replaced_parameters, no_optimizer
 
 #: How the names begin of entries that wrappers add to the optimizer's in a state dict.
