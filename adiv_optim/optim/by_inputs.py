@@ -10,10 +10,6 @@ from .covariance import Covariance
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .roots import RightFactor
-from .wrapper import OURS
-
-#: How the names begin of the entries of such a wrapper in a state dict.
-PREFIX = f"{OURS}inputs."
 
 
 def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:

@@ -1,8 +1,8 @@
 """The base of wrappers whose inner optimizer steps on reparametrized weights; and whether that optimizer reads them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -16,7 +16,7 @@ from .refusals import refuse_kept_weights, refuse_within
 from .saved_entries import SavedEntries
 from .step import take_step
 from .watching import Watching
-from .wrapper import OURS, OptimizerWrapper
+from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
 KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
@@ -39,7 +39,6 @@ class Mapped(OptimizerWrapper):
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         watch: the measurements of the model whose parameters it steps on.
-        settings: the arguments of the wrapper, as its repr shows them.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -47,45 +46,33 @@ class Mapped(OptimizerWrapper):
             the first step at the latest, or is such a wrapper itself.
     """
 
-    #: How the names of its entries in a state dict begin.
-    prefix: ClassVar[str] = OURS
-    #: Settings, whole numbers or None, that the shapes of these entries follow from.
-    shaping: ClassVar[Sequence[str]] = ()
-    #: The remedy where little is treated.
-    remedy: ClassVar[str] = ""
-
     model: nn.Module
     #: The measurements; None once this is detached.
     watch: Watching | None = None
 
-    def __init__(self, optimizer: Optimizer, watch: Watching, settings: dict[str, Any]) -> None:
+    def __init__(self, optimizer: Optimizer, watch: Watching) -> None:
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, watch.model)
         refuse_within(name, optimizer, Mapped)
-        self.model, self._settings = watch.model, settings
         if watch.moves_weights:
             refuse_kept_weights(name, self._unknown(), {})
-        self.watch = watch
-        self.watch.find(self.param_groups)
-        self._warn_of_little()
-
-    def _warn_of_little(self) -> None:
-        """Warn if less than half of the trained elements are treated."""
+        self.model, self.watch = watch.model, watch
+        watch.find(self.param_groups)
         coverage = self.coverage().without_frozen_or_skipped()
         if coverage.elements and coverage.element_share < 0.5:
             warn(
-                f"{type(self).__name__} treats less than half of the elements of {type(self.model).__name__} that the "
-                f"optimizer holds; the others take plain steps: {coverage.reasons()}. {self.remedy}coverage() lists "
-                "every parameter."
+                f"{name} treats less than half of the elements of {type(self.model).__name__} that the optimizer "
+                f"holds; the others take plain steps: {coverage.reasons()}. {watch.remedy}coverage() lists every "
+                "parameter."
             )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
-        return {**super().__getstate__(), "model": self.model, "watch": self.watch, "_settings": self._settings}
+        return {**super().__getstate__(), "model": self.model, "watch": self.watch}
 
     def settings(self) -> dict[str, Any]:
-        return {"detached": True} if self.watch is None else self._settings
+        return {"detached": True} if self.watch is None else dict(self.watch.settings)
 
     @torch.compiler.disable  # traced, a step would be dozens of graphs
     @torch.no_grad()
@@ -166,8 +153,7 @@ class Mapped(OptimizerWrapper):
         return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
 
     def _entries(self, watch: Watching) -> SavedEntries:
-        settings = {name: self._settings[name] or 0 for name in self.shaping}
-        return SavedEntries(type(self).__name__, self.prefix, settings, watch, self.inner)
+        return SavedEntries(type(self).__name__, watch, self.inner)
 
     def _saved_state(self) -> dict[Any, Any]:
         saved = super()._saved_state()

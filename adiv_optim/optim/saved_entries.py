@@ -8,8 +8,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._checks import check_like, warn
+from .watching import Watching
 from .wrapper import OURS, WAITING, ours
 
+#: Settings, whole numbers or None, that the shapes of entries follow from.
+_SHAPING = ("max_dim", "rank")
 #: The remedy for a checkpoint that does not fit.
 _REMEDY = (
     "load what was saved of the same model with the same settings, or leave the names out that begin with "
@@ -22,22 +25,23 @@ class SavedEntries(NamedTuple):
 
     Args:
         name: opens the messages of errors.
-        prefix: how the names of the entries begin.
-        settings: whole numbers that their shapes follow from.
         watch: remembers them.
         inner: the optimizer inside.
     """
 
     name: str
-    prefix: str
-    settings: Mapping[str, int]
-    watch: Any
+    watch: Watching
     inner: Optimizer
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The settings that shapes follow from, and 0 for those that are None."""
+        return {name: self.watch.settings[name] or 0 for name in _SHAPING if name in self.watch.settings}
 
     def named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return all entries of a parameter, by their names in a state dict."""
         every = {"steps": self.watch.steps, **self.settings, **entries}
-        return {self.prefix + name: value for name, value in every.items()}
+        return {self.watch.prefix + name: value for name, value in every.items()}
 
     def shown_and_waiting(self) -> tuple[dict[Tensor, dict[str, Any]], dict[Tensor, dict[str, Any]]]:
         """Return the entries beside the state that the optimizer keeps of each parameter, and those of others.
@@ -86,13 +90,13 @@ class SavedEntries(NamedTuple):
         rest: dict[str, dict[Any, Any]] = {"state": {}, WAITING: {}}
         for part, others in rest.items():
             for key, entries in state_dict.get(part, {}).items():
-                names = [n for n in ours(entries) if n.startswith(self.prefix)]
+                names = [n for n in ours(entries) if n.startswith(self.watch.prefix)]
                 # A flat checkpoint that lacks a name has given an empty dict for it.
                 mine = {n: entries[n] for n in names if entries[n] != {}}
                 if mine and key in parameters:  # else the optimizer refuses the groups
                     wanted = self.named(remembered.get(parameters[key], {}))
                     self._check(mine, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
-                    loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
+                    loaded[parameters[key]] = {n.removeprefix(self.watch.prefix): value for n, value in mine.items()}
                 left = {n: value for n, value in entries.items() if n not in names} if names else entries
                 if left or not names:
                     others[key] = left
@@ -100,7 +104,7 @@ class SavedEntries(NamedTuple):
 
     def _check(self, saved: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> None:
         for setting, here in self.settings.items():
-            value = saved.get(self.prefix + setting)
+            value = saved.get(self.watch.prefix + setting)
             if isinstance(value, int) and value != here:
                 saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
                 raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")

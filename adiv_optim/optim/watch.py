@@ -34,6 +34,7 @@ class Watch(MeasuredLayers):
         change: makes factors of covariances.
         make: (layer, with_bias) → the covariance of its inputs, before the first row.
         every, decay, process_group, skip: see `Whitened`.
+        settings: further arguments of the wrapper, for its repr.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Watch(MeasuredLayers):
         decay: float,
         process_group: Any,
         skip: Skip,
+        **settings: Any,
     ) -> None:
         check_model(name, model)
         check_not_negative(name, decay=decay)
@@ -56,6 +58,8 @@ class Watch(MeasuredLayers):
         self.name, self.model, self.change, self.make = name, unwrapped(model), change, make
         self.every, self.decay, self.process_group = every, decay, DataParallelGroup(name, process_group)
         self.skip = skip if isinstance(skip, str) else tuple(skip)
+        watched = {"decay": decay, "every": every, "process_group": self.process_group, "skip": self.skip}
+        self.settings = {**settings, **watched}
         refuse_sharded(name, self.model, UNFLATTENED, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
         # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
@@ -67,11 +71,6 @@ class Watch(MeasuredLayers):
         #: The layers that move, with their measurements; and in stacks, with R of each stack.
         self._moving: list[Any] = []
         self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments, as the wrapper's repr shows them."""
-        return {name: getattr(self, name) for name in ("decay", "every", "process_group", "skip")}
 
     def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         # Layers may be unfrozen one after the other, parametrized, or put into the memory of others.

@@ -13,6 +13,7 @@ from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .roots import NoRootError, RightFactor
 from .step import Stack
+from .wrapper import OURS
 
 
 class ChangeOfVariables(NamedTuple):
@@ -41,6 +42,11 @@ class Watching(Protocol):
     """Measurements of a model, and the stacks of parameters that follow from them."""
 
     model: nn.Module
+    #: The arguments of the wrapper, as its repr shows them.
+    settings: Mapping[str, Any]
+    #: How the names of its entries in a state dict begin, and the remedy where little is treated.
+    prefix: str
+    remedy: str = ""
     #: Steps so far.
     steps: int
     #: The layers whose forward passes are watched.
@@ -77,6 +83,7 @@ class Watching(Protocol):
 class MeasuredLayers(Watching):
     """The layers whose inputs are measured, and why other parameters take the plain step."""
 
+    prefix = f"{OURS}inputs."
     change: ChangeOfVariables
     #: (layer, with_bias) → the covariance of its inputs, before the first row.
     make: Callable[[nn.Module, bool], MeanSquare]

@@ -1,15 +1,14 @@
 """The wrapper whose inner optimizer steps in coordinates where each layer's input covariance is the identity."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from .._checks import check_count, check_positive, given
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, treatment
+from .by_inputs import count_rows, covariance_metrics, treatment
 from .covariance import Covariance, covariance_of
 from .mapped import Mapped
 from .watch import Watch
@@ -86,8 +85,6 @@ class Whitened(Mapped):
         tensor([-1., -1.])
     """
 
-    prefix: ClassVar[str] = PREFIX
-    shaping: ClassVar[Sequence[str]] = ("max_dim", "rank")
     count_rows = count_rows
 
     def __init__(
@@ -114,12 +111,8 @@ class Whitened(Mapped):
             keeps_norm=graft_norm,
         )
         make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank)
-        watch = Watch("Whitened", model, change, make, every=every, decay=decay, process_group=process_group, skip=skip)
-        settings = {
-            "damping": damping,
-            "graft_norm": graft_norm,
-            "rank": rank,
-            "max_dim": max_dim,
-            "max_rows": max_rows,
-        }
-        super().__init__(optimizer, watch, {**settings, **watch.settings})
+        watch = Watch(
+            "Whitened", model, change, make, every=every, decay=decay, process_group=process_group, skip=skip,
+            damping=damping, graft_norm=graft_norm, rank=rank, max_dim=max_dim, max_rows=max_rows,
+        )  # fmt: skip
+        super().__init__(optimizer, watch)
