@@ -53,6 +53,13 @@ def read(*tensors: Tensor) -> list[float]:
     return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
 
 
+def has_gradient(parameter: Parameter) -> bool:
+    """Whether a parameter has a gradient that is not 0; waits for the device."""
+    part = None if parameter.grad is None else local(parameter.grad)
+    # A process without a part of it cannot tell.
+    return part is not None and (not part.numel() or any(read(part.any())))
+
+
 def wide_dtype(tensor: Tensor) -> torch.dtype:
     """Return a tensor's precision, and float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)

@@ -87,14 +87,13 @@ class Stack:
 
     def _times(self, factors: Sequence[RightFactor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
         """Return [W, b] times a matrix, block by block; it may overwrite the parts."""
-        weight, bias = parts if len(parts) == 2 else (parts[0], None)
-        columns = [weight] if len(self.blocks) == 1 else [weight[..., block] for block in self.blocks]
-        *products, (last, bias) = [
-            factor.right_multiply(part, bias if number == len(factors) - 1 else None, overwrite)
-            for number, (factor, part) in enumerate(zip(factors, columns, strict=True))
-        ]
-        whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
-        return [whole] if bias is None else [whole, bias]
+        if len(factors) == 1:
+            return factors[0].right_multiply(parts, overwrite)
+        weight, *bias = parts
+        blocks = [[weight[..., block]] for block in self.blocks]
+        blocks[-1] += bias
+        products = [factor.right_multiply(block, overwrite) for factor, block in zip(factors, blocks, strict=True)]
+        return [torch.cat([product[0] for product in products], -1), *products[-1][1:]]
 
     def _local_parameters(self) -> list[Tensor]:
         return [local(parameter).detach() for parameter in self.parameters] if self.moves_weights else []

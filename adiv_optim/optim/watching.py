@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _device
-from .._device import local
+from .._device import has_gradient
 from ..rows.models import UNCALLED, Coverage, uncalled_words
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
@@ -154,13 +154,6 @@ class MeasuredLayers(Watching):
 def _is_uncalled(layer: LayerInputs) -> bool:
     """Whether its weight has a gradient, though it has not been called since the watch began."""
     return layer.missed >= 2 and not layer.called and layer.factors is None and has_gradient(layer.weight)
-
-
-def has_gradient(weight: nn.Parameter) -> bool:
-    """Whether a weight has a gradient that is not 0; waits for the device."""
-    rows = None if weight.grad is None else local(weight.grad)
-    # A process without rows cannot tell.
-    return rows is not None and (not rows.numel() or any(_device.read(rows.any())))
 
 
 def _remark(layer: LayerInputs) -> str:
