@@ -105,10 +105,10 @@ class InputScaled(Mapped):
         check_positive("InputScaled", floor=floor)
         plain = "a bias moves its output by its own step, whatever the layer reads"
         change = ChangeOfVariables(
-            partial(scales, floor=floor), _treatment, _metrics, why_bias_is_plain=plain, holds=hold
+            MeanSquare, partial(scales, floor=floor), _treatment, _metrics, why_bias_is_plain=plain, holds=hold
         )
         watch = Watch(
-            "InputScaled", model, change, MeanSquare,
-            every=every, decay=decay, process_group=process_group, skip=skip, floor=floor, hold=hold,
+            "InputScaled", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
+            floor=floor, hold=hold,
         )  # fmt: skip
         super().__init__(optimizer, watch)

@@ -99,14 +99,14 @@ class Preconditioned(Mapped):
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
         change = ChangeOfVariables(
+            partial(covariance_of, max_dim=max_dim, max_rows=max_rows),
             partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
             partial(covariance_metrics, damping=damping),
             moves_weights=False,
         )
-        make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows)
         watch = Watch(
-            "Preconditioned", model, change, make, every=every, decay=decay, process_group=process_group, skip=skip,
+            "Preconditioned", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
             damping=damping, max_dim=max_dim, max_rows=max_rows,
         )  # fmt: skip
         super().__init__(optimizer, watch)

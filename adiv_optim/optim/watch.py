@@ -1,6 +1,6 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and the stacks for a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, distributed, nn
@@ -31,8 +31,7 @@ class Watch(MeasuredLayers):
     Args:
         name: whose errors these are.
         model: the model.
-        change: makes factors of covariances.
-        make: (layer, with_bias) → the covariance of its inputs, before the first row.
+        change: makes covariances, and factors of them.
         every, decay, process_group, skip: see `Whitened`.
         settings: further arguments of the wrapper, for its repr.
     """
@@ -42,7 +41,6 @@ class Watch(MeasuredLayers):
         name: str,
         model: nn.Module,
         change: ChangeOfVariables,
-        make: Callable[[nn.Module, bool], MeanSquare],
         *,
         every: int,
         decay: float,
@@ -55,7 +53,7 @@ class Watch(MeasuredLayers):
         if decay >= 1:
             raise ValueError(f"{name}: decay is {decay}; it must be at least 0 and below 1.")
         check_count(name, every=every)
-        self.name, self.model, self.change, self.make = name, unwrapped(model), change, make
+        self.name, self.model, self.change = name, unwrapped(model), change
         self.every, self.decay, self.process_group = every, decay, DataParallelGroup(name, process_group)
         self.skip = skip if isinstance(skip, str) else tuple(skip)
         watched = {"decay": decay, "every": every, "process_group": self.process_group, "skip": self.skip}
@@ -102,7 +100,7 @@ class Watch(MeasuredLayers):
         layers = []
         for name, modules, with_bias in eligible:
             old = known.get((name, modules[0].get_parameter("weight"), with_bias, *modules))
-            layers.append(old or LayerInputs(name, modules, with_bias, self.make(modules[0], with_bias)))
+            layers.append(old or LayerInputs(name, modules, with_bias, self.change.covariance(modules[0], with_bias)))
             layers[-1].step_index = self.steps
             layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
         refuse_shards(self.name, layers, self.process_group)

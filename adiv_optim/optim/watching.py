@@ -20,6 +20,7 @@ class ChangeOfVariables(NamedTuple):
     """The variables that an optimizer steps in, by functions without a memory.
 
     Args:
+        covariance: (layer, whether its bias is treated with the weight) → that of its inputs, before the first row.
         factors: covariance → R, block by block, or a NoRootError.
         treatment: (covariance, R or None) → in words, how a layer is treated.
         metrics: layers → numbers for a logger.
@@ -29,6 +30,7 @@ class ChangeOfVariables(NamedTuple):
         holds: whether W' and not W is kept where R, a number, is measured anew.
     """
 
+    covariance: Callable[[nn.Module, bool], MeanSquare]
     factors: Callable[[Any], Sequence[RightFactor]]
     treatment: Callable[[Any, Any], str]
     metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
@@ -85,8 +87,6 @@ class MeasuredLayers(Watching):
 
     prefix = f"{OURS}inputs."
     change: ChangeOfVariables
-    #: (layer, with_bias) → the covariance of its inputs, before the first row.
-    make: Callable[[nn.Module, bool], MeanSquare]
     layers: list[LayerInputs]
     #: By name why other parameters take the plain step.
     untreated: dict[str, str]
@@ -107,7 +107,10 @@ class MeasuredLayers(Watching):
         for layer in self.layers:
             layer.forget()
             layer.factors, layer.failures, layer.spoiled = None, 0, 0
-            entries, new = remembered.get(layer.weight, {}), self.make(layer.modules[0], layer.bias is not None)
+            entries, new = (
+                remembered.get(layer.weight, {}),
+                self.change.covariance(layer.modules[0], layer.bias is not None),
+            )
             device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
             statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.statistics)]
             layer.covariance = new.with_statistics(statistics, entries.get("rows", 0.0))

@@ -105,14 +105,14 @@ class Whitened(Mapped):
         check_positive("Whitened", damping=damping)
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         change = ChangeOfVariables(
+            partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank),
             partial(Covariance.inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
             partial(covariance_metrics, damping=damping),
             keeps_norm=graft_norm,
         )
-        make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank)
         watch = Watch(
-            "Whitened", model, change, make, every=every, decay=decay, process_group=process_group, skip=skip,
+            "Whitened", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
             damping=damping, graft_norm=graft_norm, rank=rank, max_dim=max_dim, max_rows=max_rows,
         )  # fmt: skip
         super().__init__(optimizer, watch)
