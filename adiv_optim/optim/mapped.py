@@ -155,10 +155,6 @@ class Mapped(OptimizerWrapper):
     def _entries(self, watch: Watching) -> SavedEntries:
         return SavedEntries(type(self).__name__, watch, self.inner)
 
-    def _saved_state(self) -> dict[Any, Any]:
-        saved = super()._saved_state()
-        return saved if self.watch is None else self._entries(self.watch).beside(saved)
-
     def _state_dict(self) -> dict[str, Any]:
         plain = super()._state_dict()
         return plain if self.watch is None else self._entries(self.watch).added_to(plain)

@@ -1,7 +1,6 @@
 """The entries of wrappers in state dicts, beside the state of the optimizer inside."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch.optim import Optimizer
 
 from .._checks import check_like, warn
 from .watching import Watching
-from .wrapper import OURS, WAITING, ours
+from .wrapper import OURS, WAITING, ours, parameters_and_keys
 
 #: Settings, whole numbers or None, that the shapes of entries follow from.
 _SHAPING = ("max_dim", "rank")
@@ -43,41 +42,24 @@ class SavedEntries(NamedTuple):
         every = {"steps": self.watch.steps, **self.settings, **entries}
         return {self.watch.prefix + name: value for name, value in every.items()}
 
-    def shown_and_waiting(self) -> tuple[dict[Tensor, dict[str, Any]], dict[Tensor, dict[str, Any]]]:
-        """Return the entries beside the state that the optimizer keeps of each parameter, and those of others.
-
-        Where that has none yet, a bare optimizer, which may load this, would take them for a state of its own.
-        One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
-        """
-        remembered, every = self.watch.remembered(), [p for group in self.inner.param_groups for p in group["params"]]
-        if not remembered:
-            return {}, {}
-        with_state = [p for p in every if self.inner.state.get(p)]
-        shown = {
-            p: self.named(remembered.get(p, {})) for p in (with_state if with_state or not self.watch.steps else every)
-        }
-        # Of layers that have seen rows, and of weights that have scales.
-        seen = {p: entries for p, entries in remembered.items() if self.watch.steps and entries.get("rows", 1)}
-        return shown, {p: self.named(entries) for p, entries in seen.items() if p not in shown}
-
-    def beside(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return a state by parameter with the entries in it."""
-        every = defaultdict(dict, state)
-        for parameter, entries in self.shown_and_waiting()[0].items():
-            every[parameter] = {**every[parameter], **entries}
-        return every
-
-    def keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
-        """Yield each parameter with the key of its part in a state dict: a number, or its name."""
-        for group, saved in zip(self.inner.param_groups, state_dict.get("param_groups", ()), strict=False):
-            yield from zip(group["params"], saved.get("params", ()), strict=False)
-
     def added_to(self, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state dict of the optimizer inside with the entries in it."""
-        (shown, waiting), keys, state = self.shown_and_waiting(), dict(self.keys(plain)), plain["state"]
-        state = {**state, **{keys[p]: {**state.get(keys[p], {}), **entries} for p, entries in shown.items()}}
-        later = {keys[p]: entries for p, entries in waiting.items() if p in keys}
-        return {**plain, "state": state} | ({WAITING: later} if later else {})
+        """Return a state dict of the optimizer inside with the entries in it.
+
+        Of parameters of which that keeps a state they stand there, and apart from it of others: a bare optimizer, which
+        may load this, would take them for a state of its own. One that keeps none of any has none after a step
+        either: torch.distributed.checkpoint wants all parameters then.
+        """
+        remembered, state, waiting = self.watch.remembered(), {**plain["state"]}, dict[Any, Any]()
+        every = dict(parameters_and_keys(self.inner, plain)) if remembered else {}
+        with_state = [p for p in every if self.inner.state.get(p)]
+        for parameter in with_state if with_state or not self.watch.steps else [*every]:
+            key = every.pop(parameter)
+            state[key] = {**state.get(key, {}), **self.named(remembered.get(parameter, {}))}
+        for parameter, key in every.items() if self.watch.steps else ():
+            # Of layers that have seen rows, and of weights that have scales.
+            if (entries := remembered.get(parameter)) and entries.get("rows", 1):
+                waiting[key] = self.named(entries)
+        return {**plain, "state": state} | ({WAITING: waiting} if waiting else {})
 
     def taken_from(self, state_dict: Mapping[str, Any]) -> tuple[dict[Tensor, dict[str, Any]], dict[str, Any]]:
         """Return the entries in a state dict by parameter, and the state dict without them; changes nothing.
@@ -86,7 +68,7 @@ class SavedEntries(NamedTuple):
             ValueError: entries of other settings, or damaged.
         """
         remembered, loaded = self.watch.remembered(), dict[Tensor, dict[str, Any]]()
-        parameters = {key: parameter for parameter, key in self.keys(state_dict)}
+        parameters = {key: parameter for parameter, key in parameters_and_keys(self.inner, state_dict)}
         rest: dict[str, dict[Any, Any]] = {"state": {}, WAITING: {}}
         for part, others in rest.items():
             for key, entries in state_dict.get(part, {}).items():
@@ -115,7 +97,8 @@ class SavedEntries(NamedTuple):
         remembered, kept = self.watch.remembered(), rest["state"]  # before it takes less
         self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
         self.watch.load(loaded)
-        lacking = [p for p, key in self.keys(rest) if p in remembered and p not in loaded and kept.get(key)]
+        keys = parameters_and_keys(self.inner, rest)
+        lacking = [p for p, key in keys if p in remembered and p not in loaded and kept.get(key)]
         if lacking:
             warn(
                 f"{self.name}: the checkpoint has nothing of what it remembers of {len(lacking)} of "
