@@ -45,9 +45,9 @@ class SavedEntries(NamedTuple):
     def added_to(self, plain: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state dict of the optimizer inside with the entries in it.
 
-        Of parameters of which that keeps a state they stand there, and apart from it of others: a bare optimizer, which
-        may load this, would take them for a state of its own. One that keeps none of any has none after a step
-        either: torch.distributed.checkpoint wants all parameters then.
+        They stand beside the state that it keeps of a parameter, and apart where it keeps none: a bare optimizer, which
+        may load this, would take them for a state of its own. If it keeps none of any parameter after a step, they
+        stand in their places all the same, since torch.distributed.checkpoint wants all parameters then.
         """
         remembered, state, waiting = self.watch.remembered(), {**plain["state"]}, dict[Any, Any]()
         every = dict(parameters_and_keys(self.inner, plain)) if remembered else {}
