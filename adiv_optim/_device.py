@@ -71,8 +71,13 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of the most precise numbers that a device has."""
+    """Return the dtype of the most precise numbers that a device has: float64, but on Apple's float32."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def widest(tensor: Tensor) -> Tensor:
+    """Return a tensor in the precision of `widest_dtype`."""
+    return tensor.to(widest_dtype(tensor.device))
 
 
 def with_float64(device: torch.device) -> torch.device:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _device
-from .._device import at_least_float32
+from .._device import at_least_float32, widest
 from .._distributed import add_up_shards, local
 from ..rows.layers import Layout
 from ..rows.matrices import as_matrices, from_matrices
@@ -218,7 +217,7 @@ def take_step(stacks: Sequence[Stack], step: Callable[[], Any], decays: Mapping[
 def _add_up_norms(stacks: Sequence[Stack]) -> None:
     """Add up the norms, by their squares, of weights of which each process holds some rows."""
     of_shards = [each for each in stacks if each.norms is not None and hasattr(each.parameters[0], "placements")]
-    squares = [each.norms.to(_device.widest_dtype(each.norms.device)).square() for each in of_shards]
+    squares = [widest(each.norms).square() for each in of_shards]
     if of_shards:
         add_up_shards(zip((each.parameters[0] for each in of_shards), squares, strict=True))
     for each, total in zip(of_shards, squares, strict=True):
