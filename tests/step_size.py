@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=11, lines=2260, functions=102, lines_of_functions=905)
+LIMIT = Size(files=11, lines=2240, functions=101, lines_of_functions=900)
 
 
 def training_step() -> Callable[[], None]:
