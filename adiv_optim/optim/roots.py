@@ -122,11 +122,11 @@ def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Te
     orthonormal, rest = torch.linalg.qr(sketch)
     half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
     # Shifted by the mean eigenvalue, for `eigh`: small eigenvalues lose digits by it, which large ones do not need.
-    values, turn = eigh(half.mT @ half + identity)
+    values, rotation = eigh(half.mT @ half + identity)
     values = values - 1
     some = (values > 10 * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(1.0))[..., None, :]
     # Rounding is no eigenvalue. And a column of A that is 0 is so in the eigenvectors of all others.
-    vectors = (orthonormal @ turn).masked_fill_(some & (sketch == 0).all(-1, keepdim=True), 0.0)
+    vectors = (orthonormal @ rotation).masked_fill_(some & (sketch == 0).all(-1, keepdim=True), 0.0)
     return torch.where(some[..., 0, :], values, 0.0) * level[..., 0], vectors
 
 

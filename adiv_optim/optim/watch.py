@@ -126,7 +126,7 @@ class Watch(MeasuredLayers):
             self._measure()
         with_factors = [layer for layer in self.layers if layer.factors is not None]
         layers = [layer for layer in with_factors if all(p.grad is not None for p in layer.parameters)]
-        moving = [(layer, layer.factors, layer.groups, layer.held_scale) for layer in layers]
+        moving = [(layer, layer.factors, layer.groups, layer.last_scale) for layer in layers]
         if moving != self._moving:
             together: dict[Any, list[LayerInputs]] = {}
             for layer in layers:
@@ -140,7 +140,7 @@ class Watch(MeasuredLayers):
         factors: list[RightFactor] = first.factors or []
         if isinstance(factors[0], Scales):
             scale = factors[0].divisor
-            start = first.held_scale or scale if self.change.holds else scale
+            start = first.last_scale or scale if self.change.holds else scale
             return None if start == scale == 1 else Stack(parameters, [Scales([1 / start])], shrink=start / scale)
         return Stack(
             parameters,
@@ -195,7 +195,7 @@ class Watch(MeasuredLayers):
         # The scales that weights now stand in: still the old one where the learning rate is 0.
         for (layer, *_), stack in self._stacks if self.change.holds else ():
             if stack is None or stack.shrink == 1 or not stack.has_zero_lr:
-                layer.held_scale = layer.factors[0].divisor if layer.factors else 1.0
+                layer.last_scale = layer.factors[0].divisor if layer.factors else 1.0
         self.steps += 1
         self._arm()
 

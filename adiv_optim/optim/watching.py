@@ -100,7 +100,7 @@ class MeasuredLayers(Watching):
             every[weight]["rows"] = covariance.rows
             if type(covariance) is MeanSquare:  # a scale of 0 is none yet
                 dtype = _device.widest_dtype(weight.device)
-                every[weight]["last"] = torch.tensor([layer.held_scale], dtype=dtype, device=weight.device)
+                every[weight]["last"] = torch.tensor([layer.last_scale], dtype=dtype, device=weight.device)
         return every
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
@@ -114,7 +114,7 @@ class MeasuredLayers(Watching):
             device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
             statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.statistics)]
             layer.covariance = new.with_statistics(statistics, entries.get("rows", 0.0))
-            layer.held_scale = float(entries.get("last", 0.0))
+            layer.last_scale = float(entries.get("last", 0.0))
             if layer.covariance.rows:
                 try:
                     layer.factors = [*self.change.factors(layer.covariance)]
