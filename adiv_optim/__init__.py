@@ -9,7 +9,7 @@ from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .gauge.unit_consistent import UnitConsistent
 from .jacobian import GaussNewton
 from .optim import ChainedOptimizer, GradientOnly, InputScaled, Preconditioned, Whitened
-from .rows.coverage import Coverage
+from .rows.models import Coverage
 
 __version__ = "0.2.0"
 

@@ -47,10 +47,17 @@ def read(*tensors: Tensor) -> list[float]:
         return []
     if any(tensor.is_meta for tensor in tensors):
         raise NotImplementedError(
-            "this reads numbers, and a tensor on the meta device has none: give the model memory by "
-            "to_empty(device=…), and then its weights."
+            "this reads numbers, and a tensor on the meta device has none: give the model memory by to_empty(device=…) "
+            "and its weights, and build the optimizer from these."
         )
     return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
+
+
+def has_gradient(parameter: Parameter) -> bool:
+    """Whether a parameter has a gradient that is not 0; waits for the device."""
+    part = None if parameter.grad is None else local(parameter.grad)
+    # A process without a part of it cannot tell.
+    return part is not None and (not part.numel() or any(read(part.any())))
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
@@ -64,8 +71,13 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of the most precise numbers that a device has."""
+    """Return the dtype of the most precise numbers that a device has: float64, but on Apple's float32."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def widest(tensor: Tensor) -> Tensor:
+    """Return a tensor in the precision of `widest_dtype`."""
+    return tensor.to(widest_dtype(tensor.device))
 
 
 def with_float64(device: torch.device) -> torch.device:

@@ -11,9 +11,19 @@ from torch.nn.parameter import is_lazy
 
 from ._checks import warn
 from .corrections import Correction, check_correction
-from .rows.coverage import UNCALLED, Coverage
 from .rows.layers import CORRECTED, PLAIN, Corrected, name_of, why_unknown_rows
-from .rows.models import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
+from .rows.models import (
+    UNCALLED,
+    Coverage,
+    Skip,
+    bypassed,
+    label,
+    layers_of,
+    named_in_skip,
+    refuse_attached,
+    refuse_lazy,
+    trainable,
+)
 
 
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from .._checks import check_count
-from .._device import without_autocast
+from .._device import widest, without_autocast
 from ..attach import attach
 from ..corrections import Correction, check_correction
 from ..jacobian.modules import Call, choose_layers, mixes_samples, same_randomness
@@ -20,7 +20,7 @@ from ..rows.layers import Corrected, plain_type
 from ..rows.models import refuse_attached
 from ._copies import Step, check_optimizer, take_step, twins
 from ._result import Divergence, LayerDivergence, summarise
-from ._rows import MeasuredRows, closed_rows, general_rows, has_closed_form, to_float64
+from ._rows import MeasuredRows, closed_rows, general_rows, has_closed_form
 
 
 def divergence(
@@ -178,7 +178,7 @@ def _measure(
         raise _LeftOutError("the optimizer holds none of its parameters")
     if not (rate := max(rates)):
         raise _LeftOutError(_ZERO_RATE)
-    change = {local: to_float64(step.change[name]) / rate for local, name in names.items()}
+    change = {local: widest(step.change[name]) / rate for local, name in names.items()}
     try:
         rows_of = closed_rows if has_closed_form(layer) else general_rows
         measured = [rows_of(layer, call, change, max_rows) for call in calls]
@@ -223,4 +223,4 @@ def _inner(left: Tensor, right: Tensor | None) -> float:
         return 0.0
     if left.is_complex():
         left, right = torch.view_as_real(left), torch.view_as_real(right)
-    return (to_float64(left) * to_float64(right)).sum().item()
+    return (widest(left) * widest(right)).sum().item()

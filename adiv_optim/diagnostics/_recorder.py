@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import check_count
+from .._device import widest
 from ..rows.models import no_such_module
 from ._isometry import isometry_gap
-from ._rows import evenly, to_float64
+from ._rows import evenly
 
 
 def samples(output: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class IsometryRecorder:
             kind = f"a tensor of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             self.left_out[path] = f"rows() made {kind} of its output; samples are (..., n, features)"
             return
-        rows = to_float64(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
+        rows = widest(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
         gap = isometry_gap(rows @ rows.mT)
         self.history[-1]["layers"].append(
             {

@@ -9,7 +9,7 @@ from torch.func import vjp, vmap
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from .. import _device
+from .._device import wide_dtype, widest
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
@@ -40,11 +40,6 @@ def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * total // max(count, 1)
 
 
-def to_float64(tensor: Tensor) -> Tensor:
-    """Return a tensor in float64, so that |g|² of a small gradient does not underflow; Apple has float32 alone."""
-    return tensor.to(_device.widest_dtype(tensor.device))
-
-
 def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
     r"""Measure some rows of a layer without a closed form, and count all; its gradient is plain.
 
@@ -63,7 +58,7 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     # Rows of a group follow each other sample by sample, and groups follow each other; so do the rows of a sample.
     sample = index % count // per_sample
     place = index // count * per_sample + index % per_sample
-    grad = to_float64(rows.flatten(0, 1)[index])
+    grad = widest(rows.flatten(0, 1)[index])  # |g|² of a small gradient would underflow
     length = grad.norm(dim=-1)
     direction = grad / length.unsqueeze(-1)
 
@@ -87,9 +82,9 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     measured = MeasuredRows(
         numbers=index,
         grad=grad,
-        moved=to_float64(moved[index // count, back * per_sample + index % per_sample]),
-        by_itself=-length.unsqueeze(-1) * to_float64(by_itself),
-        gains=to_float64(torch.stack([gains[name] for name in step], -1)),
+        moved=widest(moved[index // count, back * per_sample + index % per_sample]),
+        by_itself=-length.unsqueeze(-1) * widest(by_itself),
+        gains=widest(torch.stack([gains[name] for name in step], -1)),
         squared_norm=_input_norms(layer, inputs, grad_output, sample, index),
     )
     return measured, groups * count
@@ -99,9 +94,9 @@ def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, s
     # A convolution's last dimension is a position, so equal leading dimensions prove nothing.
     by_row = not isinstance(layer, _ConvNd) and len(inputs) == 1 and inputs[0].dim() > 1
     if by_row and inputs[0].shape[:-1] == output.shape[:-1]:
-        return to_float64(inputs[0]).square().sum(-1).flatten()[index]
+        return widest(inputs[0]).square().sum(-1).flatten()[index]
     return torch.stack(
-        [to_float64(tensor[sample]).flatten().view(len(sample), -1).square().sum(-1) for tensor in inputs]
+        [widest(tensor[sample]).flatten().view(len(sample), -1).square().sum(-1) for tensor in inputs]
     ).sum(0)
 
 
@@ -117,21 +112,21 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     the weight and :math:`b_k g_k` to that of the bias, and moves its own output by
     :math:`-\eta\, (c_k \cdot x_k + b_k)\, g_k`; the whole step moves it by :math:`\Delta W x_k + \Delta b`.
     """
-    dtype = _device.wide_dtype(layer.get_parameter("weight"))
+    dtype = wide_dtype(layer.get_parameter("weight"))
     (input,), grad_output = call
     rows = rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
     layout = Layout.of(layer)
     groups = layout.groups
     index = evenly(rows.count, max_rows // groups, input.device)
     measured = rows.at(index)
-    x, grad = to_float64(measured.rows), to_float64(measured.grad_rows)
+    x, grad = widest(measured.rows), widest(measured.grad_rows)
     contributions = _contributions(layer._correction if isinstance(layer, Corrected) else None, rows, measured, index)
     gains, moved = {}, torch.zeros_like(grad)
     if "weight" in step:
-        gains["weight"] = (to_float64(contributions["weight"]) * x).sum(-1)
+        gains["weight"] = (widest(contributions["weight"]) * x).sum(-1)
         moved += x @ layout.stacked(step["weight"]).to(x.dtype).mT
     if "bias" in step:
-        gains["bias"] = to_float64(contributions["bias"]).view(grad.shape[:-1])
+        gains["bias"] = widest(contributions["bias"]).view(grad.shape[:-1])
         moved += layout.stacked(step["bias"]).to(x.dtype).mT
     parts = torch.stack([gains[name] for name in step], -1)
     rows_and_groups = MeasuredRows(

@@ -1,7 +1,7 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,7 @@ from ..optim.roots import Scales
 from ..optim.step import Stack
 from ..optim.watching import Watching
 from ..optim.wrapper import OURS
-from ..rows.coverage import Coverage
-from ..rows.models import NAMED, UNFLATTENED, Skip, named_in_skip, overlaps, refuse_sharded
+from ..rows.models import NAMED, UNFLATTENED, Coverage, Skip, named_in_skip, overlaps, refuse_sharded
 from .gauges import Gauge, NetworkGauge
 from .graph import ChannelGraph, Factors
 from .network import network_scales
@@ -27,8 +26,15 @@ from .tracing import trace
 class ChannelScales(Watching):
     """The scales of a model's channels, W = D W' E, measured by its weights; see `UnitConsistent` for the arguments."""
 
+    prefix = f"{OURS}scales."
+    remedy = (
+        "Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use those, or the optimizer "
+        "without UnitConsistent. "
+    )
+
     def __init__(self, model: nn.Module, graph: ChannelGraph, gauge: Gauge, skip: Skip) -> None:
         self.model, self.graph, self.gauge, self.steps = model, graph, gauge, 0
+        self.settings = {"gauge": gauge, "skip": skip}
         #: The optimizer's parameters: between a forward and its backward the modules of fully_shard hold others.
         self.parameters = dict(model.named_parameters())
         skipped = {id(parameter) for module in named_in_skip(model, skip) for parameter in module.parameters()}
@@ -192,12 +198,6 @@ class UnitConsistent(Mapped):
         True
     """
 
-    prefix: ClassVar[str] = f"{OURS}scales."
-    remedy: ClassVar[str] = (
-        "Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use those, or the optimizer "
-        "without UnitConsistent. "
-    )
-
     def __init__(
         self,
         optimizer: Optimizer,
@@ -225,4 +225,4 @@ class UnitConsistent(Mapped):
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = trace(model, example_input)
         skip = skip if isinstance(skip, str) else tuple(skip)
-        super().__init__(optimizer, ChannelScales(model, graph, gauge, skip), {"gauge": gauge, "skip": skip})
+        super().__init__(optimizer, ChannelScales(model, graph, gauge, skip))

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._checks import check_count, check_not_negative, given
-from ..rows.coverage import Coverage
-from ..rows.models import refuse_attached, refuse_lazy
+from ..rows.models import Coverage, refuse_attached, refuse_lazy
 from .modules import mixes_samples
 from .terms import Parameters, Term, Terms, check_memory, solver
 

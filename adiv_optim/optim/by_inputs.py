@@ -6,14 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import _device
-from .covariance import Covariance, LowRankCovariance
+from .covariance import Covariance
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .roots import RightFactor
-from .wrapper import OURS
-
-#: How the names begin of the entries of such a wrapper in a state dict.
-PREFIX = f"{OURS}inputs."
 
 
 def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
@@ -22,7 +18,7 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
     A loss on derivatives of a network by its inputs, as of a physics-informed one, multiplies the weight by rows of
     derivatives as well: :math:`\partial(Wx + b) = W \partial x`. KFAC for PINNs (Dangel et al. 2024,
     arXiv 2405.15603) counts these beside the rows x~. Call it beside the forward pass; it does nothing before
-    steps that do not measure. A layer that shares its covariance with others has its own from then on.
+    steps that do not measure.
 
     Args:
         self: the wrapper.
@@ -53,16 +49,6 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
         )
     if watched.armed:
         watched.add(layer, rows, None, bias_entry=0)
-
-
-def covariance_of(
-    module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
-) -> Covariance:
-    """Return the covariance of a layer, of low rank where that is less than each block has columns."""
-    whole = Covariance(module, with_bias, max_dim, max_rows)
-    if rank is None or rank >= min(whole.sizes):
-        return whole
-    return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
 
 
 def treatment(covariance: Covariance, factors: Sequence[RightFactor] | None, verb: str) -> str:

@@ -178,13 +178,20 @@ class Covariance(MeanSquare):
         blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
         return [block.div_(self.rows) for block in blocks]
 
-    def inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[Whole] | list[LowRank]:
-        """Return the inverse root of (A + λI) / scale, block by block, or raise a NoRootError.
+    def inverse_roots(self, damping: float, graft_norm: bool) -> Sequence[Whole | LowRank]:
+        """Return the inverse root of A + λI, with `graft_norm` divided by its mean eigenvalue, block by block.
 
-        `scale` and λ, `ridge`, are of each group; `condition` bounds the condition number of A + λI.
+        Raises:
+            NoRootError: there is none, in float64 either.
         """
+        ridge = self.ridge(damping)
+        scale = self.mean_square() + ridge if graft_norm else torch.ones_like(ridge)
+        return self._inverse_roots(scale, ridge / scale, self.size / damping + 1)
+
+    def _inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> Sequence[Whole | LowRank]:
+        """Return the inverse roots of A / scale + ridge I, whose condition numbers are at most `condition`."""
         blocks = (block.div_(scale[..., None, None]) for block in self.mean())
-        return [Whole(inverse_root(block, ridge / scale, condition)) for block in blocks]
+        return [Whole(inverse_root(block, ridge, condition)) for block in blocks]
 
 
 class LowRankCovariance(Covariance):
@@ -269,11 +276,21 @@ class LowRankCovariance(Covariance):
             for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True)
         ]
 
-    def inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[Whole] | list[LowRank]:
+    def _inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[LowRank]:
         return [
-            low_rank_inverse_root(trace / scale, values / scale[..., None], vectors, ridge / scale)
+            low_rank_inverse_root(trace / scale, values / scale[..., None], vectors, ridge)
             for trace, values, vectors in self.spectra()
         ]
+
+
+def covariance_of(
+    module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
+) -> Covariance:
+    """Return the covariance of a layer, of low rank where that is less than each block has columns."""
+    whole = Covariance(module, with_bias, max_dim, max_rows)
+    if rank is None or rank >= min(whole.sizes):
+        return whole
+    return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
 
 
 def _decayed(statistics: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:

@@ -6,11 +6,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .._checks import warn
+from .._device import has_gradient
 from ..attach import attach, correction_coverage, detach, extend
 from ..corrections import Correction
-from ..rows.coverage import UNCALLED, Coverage, uncalled_words
 from ..rows.layers import Corrected
-from ..rows.models import Skip
+from ..rows.models import UNCALLED, Coverage, Skip, uncalled_words
 from .parameters import OUTSIDE, check_same_parameters, report
 from .wrapper import OptimizerWrapper
 
@@ -106,12 +106,9 @@ class GradientOnly(OptimizerWrapper):
         if self._fed_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
             self._fed_steps += 1
             skipped = self.coverage().skipped if self._fed_steps == 2 else {}
-            uncalled = [
-                path for path, p in self.model.named_parameters()
-                # Some loops give zeros to parameters that a batch did not reach.
-                if skipped.get(path) == UNCALLED and p.grad is not None and bool(p.grad.any())
-            ]  # fmt: skip
-            if uncalled:
+            # Some loops give zeros to parameters that a batch did not reach.
+            parameters = self.model.named_parameters()
+            if uncalled := [path for path, p in parameters if skipped.get(path) == UNCALLED and has_gradient(p)]:
                 warn(f"GradientOnly takes plain steps with {uncalled_words(uncalled)}")
 
     def detach(self) -> nn.Module:

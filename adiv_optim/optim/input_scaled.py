@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from .. import _device
 from .._checks import check_positive
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows
+from .by_inputs import count_rows
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
@@ -88,7 +88,6 @@ class InputScaled(Mapped):
         weight: divided by 5, input RMS 5
     """
 
-    prefix: ClassVar[str] = PREFIX
     count_rows = count_rows
 
     def __init__(
@@ -106,10 +105,10 @@ class InputScaled(Mapped):
         check_positive("InputScaled", floor=floor)
         plain = "a bias moves its output by its own step, whatever the layer reads"
         change = ChangeOfVariables(
-            partial(scales, floor=floor), _treatment, _metrics, why_bias_is_plain=plain, holds=hold
+            MeanSquare, partial(scales, floor=floor), _treatment, _metrics, why_bias_is_plain=plain, holds=hold
         )
         watch = Watch(
-            "InputScaled", model, change, MeanSquare,
-            every=every, decay=decay, process_group=process_group, skip=skip,
+            "InputScaled", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
+            floor=floor, hold=hold,
         )  # fmt: skip
-        super().__init__(optimizer, watch, {"floor": floor, "hold": hold, **watch.settings})
+        super().__init__(optimizer, watch)

@@ -52,7 +52,7 @@ class LayerInputs:
         #: How often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
         self.failures = self.spoiled = 0
         #: The scale that its weight was last stepped in, of a change of variables that holds W'; 0 is none.
-        self.held_scale = 0.0
+        self.last_scale = 0.0
         #: Changes whenever arrived sums are dropped: a call counts once in each.
         self.window = 0
         #: R, block by block; None before the first measurement.
@@ -169,12 +169,12 @@ class WaitingSums:
     gradients that it brings are watched in their turn.
     """
 
-    __slots__ = ("covariance", "is_own", "layer", "node", "outer", "sums", "window")
+    __slots__ = ("covariance", "layer", "node", "outer", "sums", "window", "writes_grad")
 
-    def __init__(self, layer: Any, sums: Sums, node: Any, is_own: bool) -> None:
+    def __init__(self, layer: Any, sums: Sums, node: Any, writes_grad: bool) -> None:
         self.layer, self.covariance, self.sums = weakref.ref(layer), layer.covariance, sums
         #: The weight's node in the graph, and whether that writes to .grad of the optimizer's parameter.
-        self.node, self.is_own = node, is_own
+        self.node, self.writes_grad = node, writes_grad
         #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
         self.outer = _torch.backward_pass()
         #: The layer's window that it was counted in.
@@ -189,7 +189,7 @@ class WaitingSums:
         unknown = self.node is None or (with_graph and _torch.is_batched(gradients))
         if how := "grad" if unknown else _torch.reaches(self.node):
             number = _torch.backward_pass() if self.outer < 0 else self.outer
-            layer.arrive(self, number if self.is_own and how == "backward" else None)
+            layer.arrive(self, number if self.writes_grad and how == "backward" else None)
         if not _torch.keeps_graph():
             # Nothing else can come, though the nodes may live on with a loss.
             self.sums, self.covariance = Sums([], 0), None

@@ -1,8 +1,8 @@
 """The base of wrappers whose inner optimizer steps on reparametrized weights; and whether that optimizer reads them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
-from ..rows.coverage import Coverage
+from ..rows.models import Coverage
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .saved_entries import SavedEntries
 from .step import take_step
 from .watching import Watching
-from .wrapper import OURS, OptimizerWrapper
+from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
 KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
@@ -39,7 +39,6 @@ class Mapped(OptimizerWrapper):
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         watch: the measurements of the model whose parameters it steps on.
-        settings: the arguments of the wrapper, as its repr shows them.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -47,45 +46,33 @@ class Mapped(OptimizerWrapper):
             the first step at the latest, or is such a wrapper itself.
     """
 
-    #: How the names of its entries in a state dict begin.
-    prefix: ClassVar[str] = OURS
-    #: Settings, whole numbers or None, that the shapes of these entries follow from.
-    shaping: ClassVar[Sequence[str]] = ()
-    #: The remedy where little is treated.
-    remedy: ClassVar[str] = ""
-
     model: nn.Module
     #: The measurements; None once this is detached.
     watch: Watching | None = None
 
-    def __init__(self, optimizer: Optimizer, watch: Watching, settings: dict[str, Any]) -> None:
+    def __init__(self, optimizer: Optimizer, watch: Watching) -> None:
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, watch.model)
         refuse_within(name, optimizer, Mapped)
-        self.model, self._settings = watch.model, settings
         if watch.moves_weights:
             refuse_kept_weights(name, self._unknown(), {})
-        self.watch = watch
-        self.watch.find(self.param_groups)
-        self._warn_of_little()
-
-    def _warn_of_little(self) -> None:
-        """Warn if less than half of the trained elements are treated."""
+        self.model, self.watch = watch.model, watch
+        watch.find(self.param_groups)
         coverage = self.coverage().without_frozen_or_skipped()
         if coverage.elements and coverage.element_share < 0.5:
             warn(
-                f"{type(self).__name__} treats less than half of the elements of {type(self.model).__name__} that the "
-                f"optimizer holds; the others take plain steps: {coverage.reasons()}. {self.remedy}coverage() lists "
-                "every parameter."
+                f"{name} treats less than half of the elements of {type(self.model).__name__} that the optimizer "
+                f"holds; the others take plain steps: {coverage.reasons()}. {watch.remedy}coverage() lists every "
+                "parameter."
             )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
-        return {**super().__getstate__(), "model": self.model, "watch": self.watch, "_settings": self._settings}
+        return {**super().__getstate__(), "model": self.model, "watch": self.watch}
 
     def settings(self) -> dict[str, Any]:
-        return {"detached": True} if self.watch is None else self._settings
+        return {"detached": True} if self.watch is None else dict(self.watch.settings)
 
     @torch.compiler.disable  # traced, a step would be dozens of graphs
     @torch.no_grad()
@@ -99,11 +86,7 @@ class Mapped(OptimizerWrapper):
         self.watch.find(self.param_groups)
         reason = self._why_lost(self.model)
         with without_autocast(first.device.type):  # it would round the products
-            try:
-                half_frozen = self._mapped_step(self.watch, step)
-            except NotImplementedError as error:
-                self._refuse_meta(error)
-                raise
+            half_frozen = self._mapped_step(self.watch, step)
         self.watch.count_step()
         inactive = self.watch.why_inactive() if self._steps == 2 else ""
         self._tell(reason or half_frozen or inactive, " takes plain steps")
@@ -134,13 +117,6 @@ class Mapped(OptimizerWrapper):
     def _unknown(self) -> list[Optimizer]:
         """List the optimizers of the step that are not torch's."""
         return [each for each in optimizers_in(self.inner) if type(each) not in KNOWN]
-
-    def _refuse_meta(self, error: NotImplementedError) -> None:
-        if any(p.is_meta for group in self.param_groups for p in group["params"]):
-            raise NotImplementedError(
-                f"{type(self).__name__} cannot step on meta tensors, which have no numbers to read: give the model "
-                "memory by to_empty(device=…) and its weights, and build the optimizer from these."
-            ) from error
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; the rows that they have come to do not count any more."""
@@ -177,12 +153,7 @@ class Mapped(OptimizerWrapper):
         return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
 
     def _entries(self, watch: Watching) -> SavedEntries:
-        settings = {name: self._settings[name] or 0 for name in self.shaping}
-        return SavedEntries(type(self).__name__, self.prefix, settings, watch, self.inner)
-
-    def _saved_state(self) -> dict[Any, Any]:
-        saved = super()._saved_state()
-        return saved if self.watch is None else self._entries(self.watch).beside(saved)
+        return SavedEntries(type(self).__name__, watch, self.inner)
 
     def _state_dict(self) -> dict[str, Any]:
         plain = super()._state_dict()

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..corrections import Correction
-from ..rows.coverage import Coverage
+from ..rows.models import Coverage
 
 _ORDER = "These are the arguments in the wrong order: the optimizer comes first, then the model."
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.

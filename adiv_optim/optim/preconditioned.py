@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from .. import _device
 from .._checks import check_count, check_positive, given
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
-from .covariance import Covariance
+from .by_inputs import count_rows, covariance_metrics, treatment
+from .covariance import Covariance, covariance_of
 from .mapped import Mapped
 from .roots import NoRootError, RightFactor, Whole
 from .watch import Watch
@@ -81,8 +81,6 @@ class Preconditioned(Mapped):
         tensor([-1., -1.])
     """
 
-    prefix: ClassVar[str] = PREFIX
-    shaping: ClassVar[Sequence[str]] = ("max_dim",)
     count_rows = count_rows
 
     def __init__(
@@ -101,14 +99,14 @@ class Preconditioned(Mapped):
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
         change = ChangeOfVariables(
+            partial(covariance_of, max_dim=max_dim, max_rows=max_rows),
             partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
             partial(covariance_metrics, damping=damping),
             moves_weights=False,
         )
-        make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows)
         watch = Watch(
-            "Preconditioned", model, change, make, every=every, decay=decay, process_group=process_group, skip=skip
-        )
-        settings = {"damping": damping, "max_dim": max_dim, "max_rows": max_rows}
-        super().__init__(optimizer, watch, {**settings, **watch.settings})
+            "Preconditioned", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
+            damping=damping, max_dim=max_dim, max_rows=max_rows,
+        )  # fmt: skip
+        super().__init__(optimizer, watch)

@@ -41,7 +41,7 @@ def refuse_shards(where: str, layers: Iterable[LayerInputs], processes: DataPara
 
 def add_up_sums(layers: Sequence[LayerInputs], sums: Sequence[Sums | None], group: Group) -> list[Sums | None]:
     """Add sums up over processes, of all layers that any of them has seen, so that all take part."""
-    every = [layer.covariance.no_sums().plus(own) for layer, own in zip(layers, sums, strict=True)]
+    every = [layer.covariance.no_sums().plus(here) for layer, here in zip(layers, sums, strict=True)]
     counts = torch.tensor([each.rows for each in every], device=layers[0].weight.device)
     add_up([counts], group)
     totals = [Sums(each.parts, rows) if rows else None for each, rows in zip(every, counts.tolist(), strict=True)]

@@ -122,11 +122,11 @@ def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Te
     orthonormal, rest = torch.linalg.qr(sketch)
     half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
     # Shifted by the mean eigenvalue, for `eigh`: small eigenvalues lose digits by it, which large ones do not need.
-    values, turn = eigh(half.mT @ half + identity)
+    values, rotation = eigh(half.mT @ half + identity)
     values = values - 1
     some = (values > 10 * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(1.0))[..., None, :]
     # Rounding is no eigenvalue. And a column of A that is 0 is so in the eigenvectors of all others.
-    vectors = (orthonormal @ turn).masked_fill_(some & (sketch == 0).all(-1, keepdim=True), 0.0)
+    vectors = (orthonormal @ rotation).masked_fill_(some & (sketch == 0).all(-1, keepdim=True), 0.0)
     return torch.where(some[..., 0, :], values, 0.0) * level[..., 0], vectors
 
 
@@ -140,20 +140,19 @@ class Whole:
         ends = slice(-1), slice(-1, None)
         self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
 
-    def right_multiply(
-        self, weight: Tensor, bias: Tensor | None, overwrite: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the columns of [W, b] M, those of W and that of b, which may `overwrite` W and b; of +0 it is +0.
+    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
+        """Return W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it is +0.
 
-        They come and go by themselves: joining them would copy W. b is one column or None.
+        They come and go by themselves: joining them would copy W. The result may `overwrite` them.
         """
+        weight = parts[0]
         if weight.dtype != self.matrix.dtype or weight.device != self.matrix.device:  # the model has been converted
-            return Whole(self.matrix.to(weight)).right_multiply(weight, bias)
+            return Whole(self.matrix.to(weight)).right_multiply(parts)
         multiply = torch.mm if weight.dim() == 2 else torch.bmm  # `@` takes as long again to choose between them
-        if bias is None:
-            return multiply(weight, self.matrix), None
-        (inside, column), (row, corner) = self.parts
-        return multiply(weight, inside).addcmul_(bias, row), multiply(weight, column).addcmul_(bias, corner)
+        if len(parts) == 1:
+            return [multiply(weight, self.matrix)]
+        bias, ((inside, column), (row, corner)) = parts[1], self.parts
+        return [multiply(weight, inside).addcmul_(bias, row), multiply(weight, column).addcmul_(bias, corner)]
 
     @cached_property
     def inverse(self) -> "Whole":
@@ -170,19 +169,18 @@ class LowRank:
         #: Uᵀ and U diag(s), all rows of U, those of W, and that of b.
         self.rows = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
 
-    def right_multiply(
-        self, weight: Tensor, bias: Tensor | None, overwrite: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return [W, b] M."""
+    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
+        """Return [W, b] M; see `Whole`."""
+        weight = parts[0]
         if weight.dtype != self.vectors.dtype or weight.device != self.vectors.device:  # the model has been converted
             level = self.level.to(weight) if isinstance(self.level, Tensor) else self.level
-            converted = LowRank(level, self.vectors.to(weight), self.weights.to(weight))
-            return converted.right_multiply(weight, bias, overwrite)
+            return LowRank(level, self.vectors.to(weight), self.weights.to(weight)).right_multiply(parts, overwrite)
         (every, every_scaled), (ours, scaled), (last, last_scaled) = self.rows
-        if bias is None:
-            return self._outside(weight, weight @ every_scaled, every, overwrite), None
+        if len(parts) == 1:
+            return [self._outside(weight, weight @ every_scaled, every, overwrite)]
+        bias = parts[1]
         inside = (weight @ scaled).addcmul_(bias, last_scaled)
-        return self._outside(weight, inside, ours, overwrite), self._outside(bias, inside, last, overwrite)
+        return [self._outside(weight, inside, ours, overwrite), self._outside(bias, inside, last, overwrite)]
 
     def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, overwrite: bool) -> Tensor:
         out = part if overwrite else None
@@ -215,14 +213,13 @@ class Scales:
         (factor,) = self.factors
         return 1 / float(factor)
 
-    def right_multiply(
-        self, weight: Tensor, bias: Tensor | None = None, overwrite: bool = False
-    ) -> tuple[Tensor, None]:
-        """Return w d e …."""
+    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
+        """Return w d e … of the one part w."""
+        (weight,) = parts
         product = weight.view(self.shape or weight.shape)
         for place, factor in enumerate(self.factors):
             product = product.mul_(factor) if overwrite or place else product * factor
-        return product.view(weight.shape), None
+        return [product.view(weight.shape)]
 
     @cached_property
     def inverse(self) -> "Scales":

@@ -1,15 +1,17 @@
 """The entries of wrappers in state dicts, beside the state of the optimizer inside."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from .._checks import check_like, warn
-from .wrapper import OURS, WAITING, ours
+from .watching import Watching
+from .wrapper import OURS, WAITING, ours, parameters_and_keys
 
+#: Settings, whole numbers or None, that the shapes of entries follow from.
+_SHAPING = ("max_dim", "rank")
 #: The remedy for a checkpoint that does not fit.
 _REMEDY = (
     "load what was saved of the same model with the same settings, or leave the names out that begin with "
@@ -22,58 +24,42 @@ class SavedEntries(NamedTuple):
 
     Args:
         name: opens the messages of errors.
-        prefix: how the names of the entries begin.
-        settings: whole numbers that their shapes follow from.
         watch: remembers them.
         inner: the optimizer inside.
     """
 
     name: str
-    prefix: str
-    settings: Mapping[str, int]
-    watch: Any
+    watch: Watching
     inner: Optimizer
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The settings that shapes follow from, and 0 for those that are None."""
+        return {name: self.watch.settings[name] or 0 for name in _SHAPING if name in self.watch.settings}
 
     def named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return all entries of a parameter, by their names in a state dict."""
         every = {"steps": self.watch.steps, **self.settings, **entries}
-        return {self.prefix + name: value for name, value in every.items()}
-
-    def shown_and_waiting(self) -> tuple[dict[Tensor, dict[str, Any]], dict[Tensor, dict[str, Any]]]:
-        """Return the entries beside the state that the optimizer keeps of each parameter, and those of others.
-
-        Where that has none yet, a bare optimizer, which may load this, would take them for a state of its own.
-        One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
-        """
-        remembered, every = self.watch.remembered(), [p for group in self.inner.param_groups for p in group["params"]]
-        if not remembered:
-            return {}, {}
-        with_state = [p for p in every if self.inner.state.get(p)]
-        shown = {
-            p: self.named(remembered.get(p, {})) for p in (with_state if with_state or not self.watch.steps else every)
-        }
-        # Of layers that have seen rows, and of weights that have scales.
-        seen = {p: entries for p, entries in remembered.items() if self.watch.steps and entries.get("rows", 1)}
-        return shown, {p: self.named(entries) for p, entries in seen.items() if p not in shown}
-
-    def beside(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return a state by parameter with the entries in it."""
-        every = defaultdict(dict, state)
-        for parameter, entries in self.shown_and_waiting()[0].items():
-            every[parameter] = {**every[parameter], **entries}
-        return every
-
-    def keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
-        """Yield each parameter with the key of its part in a state dict: a number, or its name."""
-        for group, saved in zip(self.inner.param_groups, state_dict.get("param_groups", ()), strict=False):
-            yield from zip(group["params"], saved.get("params", ()), strict=False)
+        return {self.watch.prefix + name: value for name, value in every.items()}
 
     def added_to(self, plain: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state dict of the optimizer inside with the entries in it."""
-        (shown, waiting), keys, state = self.shown_and_waiting(), dict(self.keys(plain)), plain["state"]
-        state = {**state, **{keys[p]: {**state.get(keys[p], {}), **entries} for p, entries in shown.items()}}
-        later = {keys[p]: entries for p, entries in waiting.items() if p in keys}
-        return {**plain, "state": state} | ({WAITING: later} if later else {})
+        """Return a state dict of the optimizer inside with the entries in it.
+
+        They stand beside the state that it keeps of a parameter, and apart where it keeps none: a bare optimizer, which
+        may load this, would take them for a state of its own. If it keeps none of any parameter after a step, they
+        stand in their places all the same, since torch.distributed.checkpoint wants all parameters then.
+        """
+        remembered, state, waiting = self.watch.remembered(), {**plain["state"]}, dict[Any, Any]()
+        every = dict(parameters_and_keys(self.inner, plain)) if remembered else {}
+        with_state = [p for p in every if self.inner.state.get(p)]
+        for parameter in with_state if with_state or not self.watch.steps else [*every]:
+            key = every.pop(parameter)
+            state[key] = {**state.get(key, {}), **self.named(remembered.get(parameter, {}))}
+        for parameter, key in every.items() if self.watch.steps else ():
+            # Of layers that have seen rows, and of weights that have scales.
+            if (entries := remembered.get(parameter)) and entries.get("rows", 1):
+                waiting[key] = self.named(entries)
+        return {**plain, "state": state} | ({WAITING: waiting} if waiting else {})
 
     def taken_from(self, state_dict: Mapping[str, Any]) -> tuple[dict[Tensor, dict[str, Any]], dict[str, Any]]:
         """Return the entries in a state dict by parameter, and the state dict without them; changes nothing.
@@ -82,17 +68,17 @@ class SavedEntries(NamedTuple):
             ValueError: entries of other settings, or damaged.
         """
         remembered, loaded = self.watch.remembered(), dict[Tensor, dict[str, Any]]()
-        parameters = {key: parameter for parameter, key in self.keys(state_dict)}
+        parameters = {key: parameter for parameter, key in parameters_and_keys(self.inner, state_dict)}
         rest: dict[str, dict[Any, Any]] = {"state": {}, WAITING: {}}
         for part, others in rest.items():
             for key, entries in state_dict.get(part, {}).items():
-                names = [n for n in ours(entries) if n.startswith(self.prefix)]
+                names = [n for n in ours(entries) if n.startswith(self.watch.prefix)]
                 # A flat checkpoint that lacks a name has given an empty dict for it.
                 mine = {n: entries[n] for n in names if entries[n] != {}}
                 if mine and key in parameters:  # else the optimizer refuses the groups
                     wanted = self.named(remembered.get(parameters[key], {}))
                     self._check(mine, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
-                    loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
+                    loaded[parameters[key]] = {n.removeprefix(self.watch.prefix): value for n, value in mine.items()}
                 left = {n: value for n, value in entries.items() if n not in names} if names else entries
                 if left or not names:
                     others[key] = left
@@ -100,7 +86,7 @@ class SavedEntries(NamedTuple):
 
     def _check(self, saved: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> None:
         for setting, here in self.settings.items():
-            value = saved.get(self.prefix + setting)
+            value = saved.get(self.watch.prefix + setting)
             if isinstance(value, int) and value != here:
                 saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
                 raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
@@ -111,7 +97,8 @@ class SavedEntries(NamedTuple):
         remembered, kept = self.watch.remembered(), rest["state"]  # before it takes less
         self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
         self.watch.load(loaded)
-        lacking = [p for p, key in self.keys(rest) if p in remembered and p not in loaded and kept.get(key)]
+        keys = parameters_and_keys(self.inner, rest)
+        lacking = [p for p, key in keys if p in remembered and p not in loaded and kept.get(key)]
         if lacking:
             warn(
                 f"{self.name}: the checkpoint has nothing of what it remembers of {len(lacking)} of "

@@ -10,15 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _device
-from .._device import at_least_float32
+from .._device import at_least_float32, widest
 from .._distributed import add_up_shards, local
 from ..rows.layers import Layout
 from ..rows.matrices import as_matrices, from_matrices
 from .roots import RightFactor
-
-#: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
-Rescale = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stack:
@@ -33,7 +29,7 @@ class Stack:
         layers: how many there are in the stack.
         blocks: the inputs that each factor multiplies; the bias goes with the last of them.
         moves_weights: whether weights and steps are mapped, or the gradients alone.
-        rescale: gives the factor of each layer's step from its norms before and after it is mapped back.
+        keeps_norm: whether each layer's step, mapped back, gets the Frobenius norm that the optimizer gave it.
         shrink: the factor of weight and step where the learning rate is not 0.
     """
 
@@ -46,12 +42,12 @@ class Stack:
         layers: int = 1,
         blocks: Sequence[slice] = (slice(None),),
         moves_weights: bool = True,
-        rescale: Rescale | None = None,
+        keeps_norm: bool = False,
         shrink: float = 1.0,
     ) -> None:
         self.parameters, self.factors, self.blocks = parameters, factors, blocks
         self.layout, self.layers = layout, layers
-        self.moves_weights, self.rescale, self.shrink = moves_weights, rescale, shrink
+        self.moves_weights, self.keeps_norm, self.shrink = moves_weights, keeps_norm, shrink
         self.shapes = [local(parameter).shape for parameter in parameters[: len(parameters) // layers]]
         #: Whether the learning rate is 0, and whether anything may read the weights in the step.
         self.has_zero_lr, self.is_read = False, True
@@ -90,14 +86,13 @@ class Stack:
 
     def _times(self, factors: Sequence[RightFactor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
         """Return [W, b] times a matrix, block by block; it may overwrite the parts."""
-        weight, bias = parts if len(parts) == 2 else (parts[0], None)
-        columns = [weight] if len(self.blocks) == 1 else [weight[..., block] for block in self.blocks]
-        *products, (last, bias) = [
-            factor.right_multiply(part, bias if number == len(factors) - 1 else None, overwrite)
-            for number, (factor, part) in enumerate(zip(factors, columns, strict=True))
-        ]
-        whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
-        return [whole] if bias is None else [whole, bias]
+        if len(factors) == 1:
+            return factors[0].right_multiply(parts, overwrite)
+        weight, *bias = parts
+        blocks = [[weight[..., block]] for block in self.blocks]
+        blocks[-1] += bias
+        products = [factor.right_multiply(block, overwrite) for factor, block in zip(factors, blocks, strict=True)]
+        return [torch.cat([product[0] for product in products], -1), *products[-1][1:]]
 
     def _local_parameters(self) -> list[Tensor]:
         return [local(parameter).detach() for parameter in self.parameters] if self.moves_weights else []
@@ -146,7 +141,7 @@ class Stack:
                 torch.sub(step.new_zeros(()), step, out=step)  # +0 where nothing moved, of either zero
         before = self._norms(steps)
         self.steps = self._times(self.factors, steps, overwrite=True)
-        if self.rescale is not None:
+        if self.keeps_norm:
             norms = torch.stack(before + self._norms(self.steps)).view(2, len(steps), self.layers, -1)
             self.norms = norms[:, 0, :, 0] if norms.numel() == 2 else torch.linalg.vector_norm(norms, dim=(1, 3))
         if self.shrink != 1 and not self.has_zero_lr:
@@ -156,14 +151,15 @@ class Stack:
     def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return the norms of the parts of a layer, or of each matrix in a stack of several layers."""
         dim = None if self.layers == 1 else (-2, -1)
-        return [torch.linalg.vector_norm(part, dim=dim) for part in parts] if self.rescale is not None else []
+        return [torch.linalg.vector_norm(part, dim=dim) for part in parts] if self.keeps_norm else []
 
     def write(self) -> None:
         """Let each weight be its factor times the old one, minus the rescaled step: w - (+0) is w for every w."""
         ratio: Tensor | None = None
-        if self.rescale is not None and self.norms is not None:
+        if self.norms is not None:
             copies = self.steps[0].shape[0] // self.layers
-            ratio = self.rescale(*self.norms)
+            before, after = self.norms
+            ratio = torch.nan_to_num_(before / after, nan=1.0, posinf=1.0)  # 1 where there was no step
             ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
         new: list[Tensor] = []
         for old, now, step, keep in zip(self.old, self.now, self.steps, self.keep, strict=True):
@@ -221,7 +217,7 @@ def take_step(stacks: Sequence[Stack], step: Callable[[], Any], decays: Mapping[
 def _add_up_norms(stacks: Sequence[Stack]) -> None:
     """Add up the norms, by their squares, of weights of which each process holds some rows."""
     of_shards = [each for each in stacks if each.norms is not None and hasattr(each.parameters[0], "placements")]
-    squares = [each.norms.to(_device.widest_dtype(each.norms.device)).square() for each in of_shards]
+    squares = [widest(each.norms).square() for each in of_shards]
     if of_shards:
         add_up_shards(zip((each.parameters[0] for each in of_shards), squares, strict=True))
     for each, total in zip(of_shards, squares, strict=True):

@@ -1,6 +1,6 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and the stacks for a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, distributed, nn
@@ -13,12 +13,11 @@ from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refus
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
-from .measured_layers import MeasuredLayers
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
 from .roots import NoRootError, RightFactor, Scales, stacked
 from .step import Stack
-from .watching import ChangeOfVariables
+from .watching import ChangeOfVariables, MeasuredLayers
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
@@ -32,9 +31,9 @@ class Watch(MeasuredLayers):
     Args:
         name: whose errors these are.
         model: the model.
-        change: makes factors of covariances.
-        make: (layer, with_bias) → the covariance of its inputs, before the first row.
+        change: makes covariances, and factors of them.
         every, decay, process_group, skip: see `Whitened`.
+        settings: further arguments of the wrapper, for its repr.
     """
 
     def __init__(
@@ -42,21 +41,23 @@ class Watch(MeasuredLayers):
         name: str,
         model: nn.Module,
         change: ChangeOfVariables,
-        make: Callable[[nn.Module, bool], MeanSquare],
         *,
         every: int,
         decay: float,
         process_group: Any,
         skip: Skip,
+        **settings: Any,
     ) -> None:
         check_model(name, model)
         check_not_negative(name, decay=decay)
         if decay >= 1:
             raise ValueError(f"{name}: decay is {decay}; it must be at least 0 and below 1.")
         check_count(name, every=every)
-        self.name, self.model, self.change, self.make = name, unwrapped(model), change, make
+        self.name, self.model, self.change = name, unwrapped(model), change
         self.every, self.decay, self.process_group = every, decay, DataParallelGroup(name, process_group)
         self.skip = skip if isinstance(skip, str) else tuple(skip)
+        watched = {"decay": decay, "every": every, "process_group": self.process_group, "skip": self.skip}
+        self.settings = {**settings, **watched}
         refuse_sharded(name, self.model, UNFLATTENED, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
         # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
@@ -68,11 +69,6 @@ class Watch(MeasuredLayers):
         #: The layers that move, with their measurements; and in stacks, with R of each stack.
         self._moving: list[Any] = []
         self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments, as the wrapper's repr shows them."""
-        return {name: getattr(self, name) for name in ("decay", "every", "process_group", "skip")}
 
     def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         # Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
@@ -104,7 +100,7 @@ class Watch(MeasuredLayers):
         layers = []
         for name, modules, with_bias in eligible:
             old = known.get((name, modules[0].get_parameter("weight"), with_bias, *modules))
-            layers.append(old or LayerInputs(name, modules, with_bias, self.make(modules[0], with_bias)))
+            layers.append(old or LayerInputs(name, modules, with_bias, self.change.covariance(modules[0], with_bias)))
             layers[-1].step_index = self.steps
             layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
         refuse_shards(self.name, layers, self.process_group)
@@ -130,7 +126,7 @@ class Watch(MeasuredLayers):
             self._measure()
         with_factors = [layer for layer in self.layers if layer.factors is not None]
         layers = [layer for layer in with_factors if all(p.grad is not None for p in layer.parameters)]
-        moving = [(layer, layer.factors, layer.groups, layer.held_scale) for layer in layers]
+        moving = [(layer, layer.factors, layer.groups, layer.last_scale) for layer in layers]
         if moving != self._moving:
             together: dict[Any, list[LayerInputs]] = {}
             for layer in layers:
@@ -144,7 +140,7 @@ class Watch(MeasuredLayers):
         factors: list[RightFactor] = first.factors or []
         if isinstance(factors[0], Scales):
             scale = factors[0].divisor
-            start = first.held_scale or scale if self.change.holds else scale
+            start = first.last_scale or scale if self.change.holds else scale
             return None if start == scale == 1 else Stack(parameters, [Scales([1 / start])], shrink=start / scale)
         return Stack(
             parameters,
@@ -153,7 +149,7 @@ class Watch(MeasuredLayers):
             layers=len(layers),
             blocks=first.covariance.blocks,
             moves_weights=self.moves_weights,
-            rescale=self.change.rescale,
+            keeps_norm=self.change.keeps_norm,
         )
 
     def _measure(self) -> None:
@@ -199,7 +195,7 @@ class Watch(MeasuredLayers):
         # The scales that weights now stand in: still the old one where the learning rate is 0.
         for (layer, *_), stack in self._stacks if self.change.holds else ():
             if stack is None or stack.shrink == 1 or not stack.has_zero_lr:
-                layer.held_scale = layer.factors[0].divisor if layer.factors else 1.0
+                layer.last_scale = layer.factors[0].divisor if layer.factors else 1.0
         self.steps += 1
         self._arm()
 

@@ -1,33 +1,18 @@
 """The wrapper whose inner optimizer steps in coordinates where each layer's input covariance is the identity."""
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .._checks import check_count, check_positive, given
 from ..rows.models import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment
-from .covariance import Covariance
+from .by_inputs import count_rows, covariance_metrics, treatment
+from .covariance import Covariance, covariance_of
 from .mapped import Mapped
-from .roots import RightFactor
 from .watch import Watch
 from .watching import ChangeOfVariables
-
-
-def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[RightFactor]:
-    """Return the inverse root of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`, block by block."""
-    ridge = covariance.ridge(damping)
-    scale = covariance.mean_square() + ridge if graft_norm else torch.ones_like(ridge)
-    return covariance.inverse_roots(scale, ridge, covariance.size / damping + 1)
-
-
-def keep_norm(before: Tensor, after: Tensor) -> Tensor:
-    """Return the factors that give steps the norms they had before they were mapped back; 1 where there was no step."""
-    return torch.nan_to_num_(before / after, nan=1.0, posinf=1.0)
 
 
 class Whitened(Mapped):
@@ -100,8 +85,6 @@ class Whitened(Mapped):
         tensor([-1., -1.])
     """
 
-    prefix: ClassVar[str] = PREFIX
-    shaping: ClassVar[Sequence[str]] = ("max_dim", "rank")
     count_rows = count_rows
 
     def __init__(
@@ -122,18 +105,14 @@ class Whitened(Mapped):
         check_positive("Whitened", damping=damping)
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         change = ChangeOfVariables(
-            partial(inverse_roots, damping=damping, graft_norm=graft_norm),
+            partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank),
+            partial(Covariance.inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
             partial(covariance_metrics, damping=damping),
-            rescale=keep_norm if graft_norm else None,
+            keeps_norm=graft_norm,
         )
-        make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank)
-        watch = Watch("Whitened", model, change, make, every=every, decay=decay, process_group=process_group, skip=skip)
-        settings = {
-            "damping": damping,
-            "graft_norm": graft_norm,
-            "rank": rank,
-            "max_dim": max_dim,
-            "max_rows": max_rows,
-        }
-        super().__init__(optimizer, watch, {**settings, **watch.settings})
+        watch = Watch(
+            "Whitened", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
+            damping=damping, graft_norm=graft_norm, rank=rank, max_dim=max_dim, max_rows=max_rows,
+        )  # fmt: skip
+        super().__init__(optimizer, watch)

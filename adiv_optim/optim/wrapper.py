@@ -1,16 +1,17 @@
 """The base of all wrappers: parameter groups, state and hooks are those of the inner optimizer."""
 
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from .._checks import check_dict, warn
-from ..rows.coverage import Coverage
+from ..rows.models import Coverage
 from .parameters import explain_replaced_parameters, no_optimizer
 
 #: How the names begin of entries that wrappers add to the optimizer's in a state dict.
@@ -91,17 +92,16 @@ class OptimizerWrapper(Optimizer):
 
         torch.distributed.checkpoint, which looks here for the names in a checkpoint, sees a copy with both.
         """
-        if sys._getframe(1).f_globals.get("__name__") == _CHECKPOINT:
-            return MappingProxyType(self._saved_state())
-        return self.inner.state
+        if sys._getframe(1).f_globals.get("__name__") != _CHECKPOINT:
+            return self.inner.state
+        state_dict = self._state_dict()
+        parameters = {key: parameter for parameter, key in parameters_and_keys(self, state_dict)}
+        state = {parameters.get(key, key): entries for key, entries in state_dict["state"].items()}
+        return MappingProxyType(defaultdict(dict, state))
 
     @state.setter
     def state(self, value: Any) -> None:
         self.inner.state = value
-
-    def _saved_state(self) -> dict[Any, Any]:
-        """Return the entries of `state_dict` by parameter."""
-        return self.inner._saved_state() if isinstance(self.inner, OptimizerWrapper) else self.inner.state
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments that the wrapper was built with, as its repr shows them."""
@@ -213,6 +213,12 @@ class OptimizerWrapper(Optimizer):
                     f"names out that begin with {OURS!r}."
                 )
         self.inner.load_state_dict(state_dict)
+
+
+def parameters_and_keys(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
+    """Yield each parameter with the key of its part in a state dict: a number, or its name."""
+    for group, saved in zip(optimizer.param_groups, state_dict.get("param_groups", ()), strict=False):
+        yield from zip(group["params"], saved.get("params", ()), strict=False)
 
 
 def ours(entries: Any) -> list[str]:

@@ -105,7 +105,7 @@ def test_weights_without_numbers_are_told_at_the_step(name):
     kind = {"UnitConsistent": lambda inner, model: UnitConsistent(inner, model, example_input=x)}.get(name, WRAP[name])
     optimizer = kind(sgd(model), model)
     model(x).sum().backward()
-    with pytest.raises(NotImplementedError, match=rf"{name} cannot step on meta tensors, .* to_empty\(device=…\)"):
+    with pytest.raises(NotImplementedError, match=r"on the meta device has none: .* to_empty\(device=…\)"):
         optimizer.step()
 
 
@@ -131,7 +131,7 @@ def test_weights_that_came_after_the_optimizer_are_not_counted_and_told_at_the_s
 
 def test_weights_that_came_after_a_gauge_was_traced_are_told_at_the_step():
     optimizer = with_memory(UnitConsistent, example_input=torch.ones(3, 4, device="meta"))
-    with pytest.raises(NotImplementedError, match=r"UnitConsistent cannot step on meta tensors, .* from these"):
+    with pytest.raises(NotImplementedError, match=r"on the meta device has none: .* from these"):
         optimizer.step()
 
 
