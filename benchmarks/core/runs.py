@@ -131,6 +131,7 @@ class Kind(NamedTuple):
     train: Callable[[list[Any], Any, Watch], Sequence[dict[str, Any]]]  # (runs of one family, data, watch) → results
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
     family: Callable[[Any], Hashable] = lambda run: run  # run → what runs that train side by side have in common
+    seconds: Callable[[Any], float | None] = lambda run: None  # run → those that it is given, in place of steps
     #: (run, whether to download) → data of that run and all others of its command.
     load: Callable[[Any, bool], Any] = lambda run, download: None
 
@@ -222,8 +223,11 @@ _AS_LONG = {
 
 def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
     """How long runs will take, by the pace of some steps of every kind of them."""
-    groups = grouped(runs, lambda run: str({n: v for n, v in run.settings().items() if n not in _AS_LONG})).values()
-    total = sum(pace(alike[0], kind, data) * sum(kind.steps(run, data) for run in alike) for alike in groups)
+    given = {run: kind.seconds(run) for run in runs}
+    by_steps = [run for run, seconds in given.items() if seconds is None]
+    groups = grouped(by_steps, lambda run: str({n: v for n, v in run.settings().items() if n not in _AS_LONG})).values()
+    total = sum(seconds or 0 for seconds in given.values())
+    total += sum(pace(alike[0], kind, data) * sum(kind.steps(run, data) for run in alike) for alike in groups)
     if total < 60:
         return f"{math.ceil(total)} seconds"
     return f"{total / 3600:.2g} hours" if total > 3600 else f"{total / 60:.2g} minutes"

@@ -12,10 +12,11 @@ from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
 from benchmarks.__main__ import main
+from benchmarks.core.runs import run_all
 from benchmarks.core.store import Store, environment
 from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, SelfScaledBFGS, add_vector, linearized
 from benchmarks.problems import equations
-from benchmarks.problems.equations import EQUATIONS, NONLINEAR, POINTS, EquationRun, Fields, Solver
+from benchmarks.problems.equations import EQUATIONS, NONLINEAR, POINTS, SOLVED, EquationRun, Fields, Solver
 from benchmarks.studies import equations as study
 from benchmarks.studies.equations import COUNTS, counts_first
 from benchmarks.train import DERIVATIVES, Problem, train
@@ -318,6 +319,14 @@ def test_an_arm_is_tuned_a_second_time_on_another_seed(tmp_path):
     assert [r["settings"] for r in ended] == [best | {"seed": seed, "steps": 3} for seed in (1, 2)]
     caption = study.report(store, "equations", tmp_path)["equations-varied"].parts[-1]
     assert f"and {sum(r['score'] for r in ended) / 2:.1e}." in caption
+
+
+def test_runs_of_some_seconds_are_said_to_take_these(tmp_path, capsys):
+    runs = [
+        EquationRun("", "none", optimizer="adam", lr=0.01, hidden=4, seed=s, steps=None, seconds=0.5) for s in range(3)
+    ]
+    run_all(runs, SOLVED, Store(tmp_path / "equations.jsonl", "equations"))
+    assert "the other 3 will take about 2 seconds of training here" in capsys.readouterr().out
 
 
 def test_networks_begin_as_pytorch_draws_them_where_they_are_to():
