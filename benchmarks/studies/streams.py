@@ -171,12 +171,16 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     signals = [signal for signal in SIGNALS if any(signal == other for _, other in outcomes)]
     _figure(outcomes, signals, folder / f"{name}.png")
     where, rows = machine(results[0]["environment"]), results[0]["settings"]["steps"]
-    cells: dict[tuple[str, str], str | Cell] = {key: _median(outcome.errors) for key, outcome in outcomes.items()}
+    cells: dict[tuple[str, str], str | Cell] = {}
+    for key, outcome in outcomes.items():
+        median = _median(outcome.errors)
+        cells[key] = median._replace(text=median.text.partition(" ")[0])  # quartiles stand in the files of tables
     cells |= {(r["settings"]["arm"], "time"): exact(r["milliseconds"], ".2g") for r in store.read("time")}
     caption = (
         f"Relative error, Σ(e/s)² / Σ(y/s)², of the second half of {rows:,} rows, each predicted before it is learned; "
-        "s is the target's amplitude where that is known, else 1. Median and quartiles over seeds. Learning rates are "
-        "the best of ten on two other seeds, and of as many for each of three limits of clipping or three dampings. "
+        "s is the target's amplitude where that is known, else 1. Median over seeds; the files have quartiles. Learning "
+        "rates are the best of ten on two other seeds, and of as many for each of three limits of clipping or three "
+        "dampings. "
         f"Time is processor time of a plain loop, the median of 41 rounds in turn. {where}"
     )
     labels = {key: arm.label for key, arm in ARMS.items()}
