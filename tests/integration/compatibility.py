@@ -97,15 +97,15 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     },
     "Trainers and models of others, against the plain loop": {
         "Lightning and Accelerate: a schedule, resuming, accumulation and clipping, bfloat16": [
-            f"test_trainers.py::{test}[{trainer}"
-            for test in ("test_trained_with_a_schedule", "test_resumed", "test_accumulation_and_clipping", "test_bfloat16")
+            f"test_trainers.py::test_{test}[{trainer}"
+            for test in ("trained_with_a_schedule", "resumed", "accumulation_and_clipping", "bfloat16")
             for trainer in ("lightning", "accelerate")
         ],
         "Accelerate skips a step in float16": ["test_trainers.py::test_accelerate_float16_skips_a_step"],
         "transformers: a schedule, resuming, accumulation and clipping, BERT, GPT-2": [
             *(
-                f"test_trainers.py::{test}[transformers"
-                for test in ("test_trained_with_a_schedule", "test_resumed", "test_accumulation_and_clipping")
+                f"test_trainers.py::test_{test}[transformers"
+                for test in ("trained_with_a_schedule", "resumed", "accumulation_and_clipping")
             ),
             "test_transformers.py::test_transformers_model_in_its_trainer",
         ],
