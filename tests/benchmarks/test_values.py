@@ -23,7 +23,7 @@ SETTINGS = {
     "docs/verdicts.md": "0.05",
     "docs/chooser.md": "16",
     "docs/index.md": "",
-    "docs/which-step.md": "1",
+    "docs/which-step.md": "1 2",
     "docs/coordinates/whitened.md": "1 2 1507.00210 2017 2022 2021 2024 2025",
 }
 GENERATED = r"<!-- (?:results|link|value):.*?<!-- (?:end )?-->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->"

@@ -141,7 +141,6 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "an exception later restores gradients, and the weights that are mapped": [
             "test_contract.py::test_exception_half_way_restores_gradients_and_the_weights_that_are_mapped"
         ],
-        "checkpoint, copy and pickle": ["test_contract.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"],
         "NaN and inf travel": ["test_contract.py::test_rows_that_are_not_finite_show_in_the_gradients"],
         "a scaled loss gives scaled gradients, bit for bit": [
             "test_contract.py::test_scaled_loss_gives_scaled_gradients_bit_for_bit"
