@@ -142,9 +142,9 @@ def reached(stores: Stores, file: str, **wanted: Any) -> Sample:
     return values(best_runs(stores, file, **wanted))
 
 
-def timings(stores: Stores, suite: str, pattern: str = "") -> dict[str, Any]:
+def timings(stores: Stores, suite: str, pattern: str = "", file: str = "speed") -> dict[str, Any]:
     """The rows of a suite of timings in whose names a pattern is found, by name."""
-    (rows,) = (r["rows"] for r in stores["speed"].read() if r["key"] == suite)
+    (rows,) = (r["rows"] for r in stores[file].read() if r["key"] == suite)
     return {row["what"]: row for row in rows if re.search(pattern, row["what"])}
 
 

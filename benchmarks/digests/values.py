@@ -38,15 +38,15 @@ def between(values: Sequence[float]) -> Numbers:
     return {"low": min(values), "high": max(values)}
 
 
-def times(stores: Stores, suite: str, pattern: str) -> Numbers:
+def times(stores: Stores, suite: str, pattern: str, file: str = "speed") -> Numbers:
     """Medians of the rows of a suite of timings in whose names a pattern is found, and the per cent more than plain."""
-    ratios = between([row["time_ratio"]["median"] for row in timings(stores, suite, pattern).values()])
+    ratios = between([row["time_ratio"]["median"] for row in timings(stores, suite, pattern, file).values()])
     return {**ratios, "more": 100 * (ratios["high"] - 1)}
 
 
-def memory(stores: Stores, suite: str, pattern: str) -> Numbers:
+def memory(stores: Stores, suite: str, pattern: str, file: str = "speed") -> Numbers:
     """The same of the peaks of memory."""
-    return between([row["memory_ratio"] for row in timings(stores, suite, pattern).values()])
+    return between([row["memory_ratio"] for row in timings(stores, suite, pattern, file).values()])
 
 
 def measurement(stores: Stores) -> Numbers:
@@ -73,6 +73,12 @@ def newton_step(stores: Stores) -> Numbers:
     return between([r["ratios"]["step"]["median"]])
 
 
+def on_gpu(stores: Stores, pattern: str) -> Numbers:
+    """Times of `Whitened` on a GPU, and the greatest of its memory."""
+    suite, file = "whitened-cuda-bfloat16-gpu", "gpu-speed"
+    return {**times(stores, suite, pattern, file), "memory": memory(stores, suite, pattern, file)["high"]}
+
+
 #: Name → a phrase, what its numbers are of, and the words that this is told.
 VALUES: dict[str, tuple[Any, ...]] = {
     **{row["name"]: (row["phrase"], lead, row["file"], row["runs"], row["others"]) for row in table("values")},
@@ -88,6 +94,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "uc-small": ("{low:.1f} to {high:.1f} times", times, "unit-consistent", "0.3 M"),
     "uc": ("{low:.1f} to {high:.1f} times", times, "unit-consistent", "10.2 M"),
     "uc-memory": ("{low:.1f} times", memory, "unit-consistent", "10.2 M"),
+    "gpu-adamw": ("{low:.1f} to {high:.1f}", on_gpu, r"^AdamW, batch \d+, every 10(, blocks of 256)?$"),
+    "gpu-adamw-rank": ("{low:.1f} to {high:.1f}", on_gpu, "^AdamW.*rank 16"),
+    "gpu-adamw-50": ("{high:.1f}", on_gpu, "^AdamW.*every 50"),
+    "gpu-muon": ("{low:.1f} to {high:.1f}", on_gpu, r"^Muon, batch \d+, every 10(, blocks of 256)?$"),
+    "gpu-muon-rank": ("{low:.1f} to {high:.1f}", on_gpu, "^Muon.*rank 16"),
+    "gpu-muon-50": ("{high:.1f}", on_gpu, "^Muon.*every 50"),
+    "gpu-memory": ("{memory:.2f} times", on_gpu, ""),
     "gauss-newton": ("{low:.1f} plain steps", newton_step),
     "price-picture-soap": ("{price:.1f} ×", price, "picture, Fourier features, equal time, SOAP"),
     "price-picture-adam": ("{price:.1f} ×", price, "picture, Fourier features, equal time, Adam"),

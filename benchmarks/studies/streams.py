@@ -80,6 +80,11 @@ def _median(values: Mapping[int, float]) -> Cell:
     return cell._replace(text="diverges") if math.isinf(middle) else cell
 
 
+def _without_quartiles(cell: Cell) -> Cell:
+    """Shown on a page; the file of the table has them."""
+    return cell._replace(text=cell.text.partition(" ")[0])
+
+
 def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:
     """The median ratio of two arms' errors, and p of Wilcoxon's signed ranks, for which divergence is a large error."""
     logs = [math.log(min(values[seed], DIVERGED) / min(rival[seed], DIVERGED)) for seed in values if seed in rival]
@@ -171,12 +176,15 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     signals = [signal for signal in SIGNALS if any(signal == other for _, other in outcomes)]
     _figure(outcomes, signals, folder / f"{name}.png")
     where, rows = machine(results[0]["environment"]), results[0]["settings"]["steps"]
-    cells: dict[tuple[str, str], str | Cell] = {key: _median(outcome.errors) for key, outcome in outcomes.items()}
+    cells: dict[tuple[str, str], str | Cell] = {
+        key: _without_quartiles(_median(outcome.errors)) for key, outcome in outcomes.items()
+    }
     cells |= {(r["settings"]["arm"], "time"): exact(r["milliseconds"], ".2g") for r in store.read("time")}
     caption = (
         f"Relative error, Σ(e/s)² / Σ(y/s)², of the second half of {rows:,} rows, each predicted before it is learned; "
-        "s is the target's amplitude where that is known, else 1. Median and quartiles over seeds. Learning rates are "
-        "the best of ten on two other seeds, and of as many for each of three limits of clipping or three dampings. "
+        "s is the target's amplitude where that is known, else 1. Median over seeds; the file has quartiles. Learning "
+        "rates are the best of ten on two other seeds, and of as many for each of three limits of clipping or three "
+        "dampings. "
         f"Time is processor time of a plain loop, the median of 41 rounds in turn. {where}"
     )
     labels = {key: arm.label for key, arm in ARMS.items()}

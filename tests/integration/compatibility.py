@@ -58,10 +58,12 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     },
     "Training loops, against the plain loop": {
         "plain": ["test_loops.py::test_plain_loop_with_averages"],
-        "gradient accumulation": ["test_loops.py::test_gradient_accumulation"],
-        "gradient clipping": ["test_loops.py::test_gradient_clipping"],
-        "float16 autocast with `GradScaler`": ["test_loops.py::test_float16_autocast_with_grad_scaler"],
-        "bfloat16 autocast": ["test_loops.py::test_bfloat16_autocast"],
+        "gradient accumulation and clipping": [
+            "test_loops.py::test_gradient_accumulation", "test_loops.py::test_gradient_clipping"
+        ],
+        "autocast to float16 (with `GradScaler`) and bfloat16": [
+            "test_loops.py::test_float16_autocast_with_grad_scaler", "test_loops.py::test_bfloat16_autocast"
+        ],
         "averages of weights (EMA)": ["test_loops.py::test_plain_loop_with_averages"],
         "anomaly detection, frozen layers": ["test_loops.py::test_anomaly_detection_and_frozen_backbone"],
         "activation checkpointing, both modes": ["test_loops.py::test_activation_checkpointing"],
@@ -79,10 +81,12 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         ],
     },
     "Several processes, against one on the joined batch": {
-        "DDP, plain and static graph": ["test_distributed_loops.py::test_ddp"],
-        "DDP with `no_sync`": ["test_distributed_loops.py::test_ddp_no_sync"],
-        "FSDP2 (`fully_shard`)": ["test_fsdp.py::test_fsdp2"],
-        "FSDP2, sharded save and load": ["test_fsdp.py::test_fsdp2_resumes_from_a_sharded_checkpoint"],
+        "DDP, static graph and `no_sync` too": [
+            "test_distributed_loops.py::test_ddp", "test_distributed_loops.py::test_ddp_no_sync"
+        ],
+        "FSDP2 (`fully_shard`), sharded save and load too": [
+            "test_fsdp.py::test_fsdp2", "test_fsdp.py::test_fsdp2_resumes_from_a_sharded_checkpoint"
+        ],
         "tensor parallelism (`parallelize_module`)": [
             "test_tensor_parallel.py::test_tensor_parallel_processes_are_one_that_leaves_these_layers_alone_where_rows_count"
         ],
@@ -92,20 +96,20 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "FSDP1": ["test_fsdp.py::test_fsdp1", "test_fsdp.py::test_fsdp1_is_refused_where_rows_are_needed"],
     },
     "Trainers and models of others, against the plain loop": {
-        "Lightning": ["test_trainers.py::test_trained_with_a_schedule[lightning"],
-        "Lightning, resumed from its checkpoint": ["test_trainers.py::test_resumed[lightning"],
-        "Lightning, accumulation and clipping": ["test_trainers.py::test_accumulation_and_clipping[lightning"],
-        "Lightning, bfloat16": ["test_trainers.py::test_bfloat16[lightning"],
-        "Accelerate": ["test_trainers.py::test_trained_with_a_schedule[accelerate"],
-        "Accelerate, accumulation and clipping": ["test_trainers.py::test_accumulation_and_clipping[accelerate"],
-        "Accelerate, bfloat16": ["test_trainers.py::test_bfloat16[accelerate"],
-        "Accelerate, float16, a step skipped": ["test_trainers.py::test_accelerate_float16_skips_a_step"],
-        "Accelerate, `save_state` and `load_state`": ["test_trainers.py::test_resumed[accelerate"],
-        "transformers": ["test_trainers.py::test_trained_with_a_schedule[transformers"],
-        "transformers, accumulation and clipping": ["test_trainers.py::test_accumulation_and_clipping[transformers"],
-        "transformers, resumed from its checkpoint": ["test_trainers.py::test_resumed[transformers"],
-        "transformers, with BERT and GPT-2": ["test_transformers.py::test_transformers_model_in_its_trainer"],
-        "timm's resnet18 and vit_tiny, trained": [
+        "Lightning and Accelerate: a schedule, resuming, accumulation and clipping, bfloat16": [
+            f"test_trainers.py::test_{test}[{trainer}"
+            for test in ("trained_with_a_schedule", "resumed", "accumulation_and_clipping", "bfloat16")
+            for trainer in ("lightning", "accelerate")
+        ],
+        "Accelerate skips a step in float16": ["test_trainers.py::test_accelerate_float16_skips_a_step"],
+        "transformers: a schedule, resuming, accumulation and clipping, BERT, GPT-2": [
+            *(
+                f"test_trainers.py::test_{test}[transformers"
+                for test in ("trained_with_a_schedule", "resumed", "accumulation_and_clipping")
+            ),
+            "test_transformers.py::test_transformers_model_in_its_trainer",
+        ],
+        "timm's resnet18 and vit_tiny": [
             "test_timm.py::test_timm_trains_as_by_hand", "test_timm.py::test_timm_trains_alike_in_every_gauge"
         ],
     },
@@ -137,7 +141,6 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "an exception later restores gradients, and the weights that are mapped": [
             "test_contract.py::test_exception_half_way_restores_gradients_and_the_weights_that_are_mapped"
         ],
-        "checkpoint, copy and pickle": ["test_contract.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"],
         "NaN and inf travel": ["test_contract.py::test_rows_that_are_not_finite_show_in_the_gradients"],
         "a scaled loss gives scaled gradients, bit for bit": [
             "test_contract.py::test_scaled_loss_gives_scaled_gradients_bit_for_bit"
