@@ -10,7 +10,7 @@ is run.
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -168,10 +168,15 @@ def _vary(store: Store, shown: Sequence[Changes], search: Callable[[EquationRun]
     every = [other for _, result in _shown(best) for other in _changed(result).values()]
     run_all(every, SOLVED, store, part="varied")
     for runs in _of_soap(best).values():
-        first = first_trial(EquationRun(**runs[0]["settings"]), arm(runs[0]))
+        first = first_trial(_made_by(runs[0]), arm(runs[0]))
         on = partial(variants, changes=[{"seed": AGAIN_ON}])
         (again,) = choose([search(first)], SOLVED, store, math.log, part="again-search", each=on)
         run_all(variants(again, shown), SOLVED, store, part="again")
+
+
+def _made_by(result: Result) -> EquationRun:
+    """The run of a result, whose settings leave out those that are None."""
+    return EquationRun(**{field.name: result["settings"].get(field.name) for field in fields(EquationRun)})
 
 
 def _shown(best: Mapping[Place, list[Result]]) -> list[tuple[Place, Result]]:
@@ -182,7 +187,7 @@ def _shown(best: Mapping[Place, list[Result]]) -> list[tuple[Place, Result]]:
 
 def _changed(result: Result) -> dict[str, EquationRun]:
     """The run with each of `CHANGES` that changes it."""
-    first = EquationRun(**result["settings"])
+    first = _made_by(result)
     changed = {about: replace(first, **change) for about, change in CHANGES.items()}
     return {about: other for about, other in changed.items() if other != first}
 

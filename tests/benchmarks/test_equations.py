@@ -293,7 +293,8 @@ def test_an_error_that_is_not_shown_to_be_above_the_lowest_is_marked(tmp_path):
 
 def test_runs_are_varied_with_the_settings_that_trials_chose(tmp_path, monkeypatch):
     store = Store(tmp_path / "equations.jsonl", "equations")
-    options = study.EquationOptions(equation="burgers", width=20, trials=1, seeds=1, steps=3)
+    monkeypatch.setattr(study, "SECONDS", 0.4)
+    options = study.EquationOptions(equation="burgers", width=20, trials=1, seeds=1)
     for optimizer in ("gauss-newton", "self-scaled-bfgs"):
         study._run(replace(options, optimizer=optimizer), store)
     assert "equations-varied" not in study.report(store, "equations", tmp_path)
@@ -302,8 +303,7 @@ def test_runs_are_varied_with_the_settings_that_trials_chose(tmp_path, monkeypat
     for result in store.read("varied"):
         changed = result["settings"].items() ^ shown[result["settings"]["optimizer"]]["settings"].items()
         assert changed in ({("draws", "once"), ("draws", "anew")}, {("start", "pytorch")})
-        run = EquationRun(**result["settings"])
-        assert result["score"] == pytest.approx(train(run, Solver(run)).error[-1])
+        assert math.isfinite(result["score"])
     (table,) = study.report(store, "equations", tmp_path)["equations-varied"].tables
     assert [sum(cell.text != "" for cell in row[2:]) for row in table.rows] == [3, 2]  # BFGS has points that stay
 
