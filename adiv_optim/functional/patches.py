@@ -104,11 +104,11 @@ class Patches(NamedTuple):
         """Return |x_p|² of every patch, (N, groups, *positions)."""
         return patch_squared_norm(self.input, self.kernel, *self.geometry)
 
-    def spread(self, rows: int, step_index: int) -> "Patches":
+    def spread(self, rows: int, turn: int) -> "Patches":
         """The patches of a few samples: at most so many rows, or those of one sample.
 
         The samples are spread over the batch by uneven steps, for even ones could take the same positions of every
-        sequence. Every step takes others.
+        sequence. Every turn takes others.
         """
         count, total = max(1, rows // max(1, self.positions)), len(self.input)
         if count >= total:
@@ -116,7 +116,7 @@ class Patches(NamedTuple):
         number = torch.arange(count + 1, device=self.input.device)
         ends = number * total // count
         # Multiples of the golden ratio, modulo 1.
-        offset = ((number[:-1] + step_index) * 2654435769 % 2**32 * ends.diff()) >> 32
+        offset = ((number[:-1] + turn) * 2654435769 % 2**32 * ends.diff()) >> 32
         return self._replace(input=self.input[ends[:-1] + offset])
 
     def samples_at_once(self, dtype: torch.dtype, axis: int = 0) -> int:

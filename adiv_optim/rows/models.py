@@ -170,7 +170,7 @@ class Coverage:
 
     @property
     def element_share(self) -> float:
-        """The share of their elements that are in treated parameters, in [0, 1]."""
+        """The share of elements that are in treated parameters, in [0, 1]."""
         return self._element_share(self.treated)
 
     def _element_share(self, paths: Iterable[str]) -> float:
