@@ -1,7 +1,6 @@
 """The network gauge: one log-scale for every channel of a network, by least squares over all its weights."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -93,6 +92,7 @@ def network_scales(
     if start is not None:
         graph.check(start)
         scales[1:] = start
+    eps = max(torch.finfo(_device.wide_dtype(weight)).eps for _, weight in parts.values())
     zeros = False
     for _ in range(_PASSES):
         copies = {each: scales.to(each, _device.widest_dtype(each)) for each in {*devices.values()}}
@@ -109,7 +109,7 @@ def network_scales(
             laplacian = laplacian.without(tuple(entries.values()), empty)
             continue
         right[0] = 0  # the pinned channel keeps its scale
-        change = laplacian.solve(right, scales)
+        change = laplacian.solve(right, scales, eps)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
         if all(_device.read(~(change.abs().max() > _NEAR))):
@@ -255,16 +255,15 @@ class Laplacian:
         out[0] = 0
         return out
 
-    def solve(self, right: Tensor, scales: Tensor) -> Tensor:
+    def solve(self, right: Tensor, scales: Tensor, eps: float) -> Tensor:
         """Return the change of `scales` with N · change = right; it is 0 in the pinned place and without weights.
 
         By conjugate gradients on :math:`D^{-1/2} N D^{-1/2}`, in as many steps as there are sets at most but for
         rounding and zeros.
         """
         root = torch.where(self.degree > 0, self.degree.rsqrt(), 0.0)
-        # As large as the rounding of logarithms: where no channel is pinned, it has a part that no s explains.
-        size = (root * right).norm() + (1 + scales.abs().max()) * len(right) ** 0.5
-        goal = torch.finfo(right.dtype).eps * size
+        # Above the rounding of N s and of logarithms: where no channel is pinned, that has a part that no s explains.
+        goal = eps * (16 * (root * right).norm() + (1 + scales.abs().max()) * len(right) ** 0.5)
         return root * conjugate_gradients(lambda y: root * self.times(root * y), root * right, goal)
 
 
@@ -279,22 +278,10 @@ def _by_block(index: Tensor, entry: Entry) -> Tensor:
 def conjugate_gradients(
     system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int = 2000
 ) -> Tensor:
-    """Solve `system(y) = right`; of a singular system the solution of least norm. Hestenes and Stiefel 1952.
+    """Solve `system(y) = right` up to a residual of norm `goal`; of a singular system the solution of least norm.
 
-    `right` is in the system's range up to rounding, which is below `goal`. It starts again until the norm of the true
-    residual, which rounding parts from the residual carried along, is below that or stops falling.
+    Hestenes and Stiefel 1952. `right` is in the system's range up to rounding, which must be below `goal`.
     """
-    solution, least = torch.zeros_like(right), math.inf
-    for _ in range(4):
-        residual = right - system(solution)
-        (size,) = _device.read(residual.norm() / goal.clamp_min(torch.finfo(goal.dtype).tiny))
-        if not 1 < size < 0.5 * least:
-            break
-        solution, least = solution + _descend(system, residual, goal, max_iterations), size
-    return solution
-
-
-def _descend(system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int) -> Tensor:
     solution, residual, direction = torch.zeros_like(right), right, right
     gamma = right.square().sum()
     for number in range(max_iterations):
