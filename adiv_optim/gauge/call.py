@@ -1,13 +1,109 @@
-"""One operation of a traced graph, as the rules see it."""
+"""One operation of a traced graph, as the rules see it, and the values that go in and out."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .channels import Activation, Channels, Parameter, Uses, Value
+from .graph import Channels, Entry, pinned
+
+#: Parameters with more elements than this, used as an activation, are pinned rather than given a channel each.
+LARGEST_ACTIVATION = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """A tensor whose entry x moves to x · exp(s[channel])."""
+
+    shape: tuple[int, ...]
+    channels: Tensor  # a dimension for each of `shape`, of size 1 along those that they do not vary along
+    buffer: str = ""  # the name of the buffer that it is
+
+    @classmethod
+    def constant(cls, shape: Iterable[int], buffer: str = "") -> "Activation":
+        """Return an activation that no scale touches."""
+        shape = tuple(shape)
+        return cls(shape, pinned(len(shape)), buffer)
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """A parameter, or a view of it with dimensions swapped, added or repeated."""
+
+    name: str  # the first in the model
+    base: Tensor  # a contiguous meta tensor of the parameter's shape
+    view: Tensor  # a meta tensor that is to `base` as the view is to the parameter
+
+    @property
+    def core(self) -> tuple[int, ...]:
+        """The view's shape with size 1 along the dimensions that only repeat."""
+        return tuple(size if stride else 1 for size, stride in zip(self.view.shape, self.view.stride(), strict=True))
+
+    def axes(self) -> list[int] | None:
+        """Return, for each dimension of the parameter, the view's that it became (−1: size 1); None if cut up."""
+        of_view = list(zip(self.core, self.view.stride(), strict=True))
+        of_base = list(zip(self.base.shape, self.base.stride(), strict=True))
+        if self.view.storage_offset() or any(pair[0] > 1 and pair not in of_view for pair in of_base):
+            return None
+        return [of_view.index(pair) if pair[0] > 1 else -1 for pair in of_base]
+
+    @property
+    def plain(self) -> bool:
+        """Whether no dimension moved."""
+        return self.view.shape == self.base.shape and self.view.stride() == self.base.stride()
+
+
+Value: TypeAlias = Any  # Activation | Parameter | number | list of them
+
+
+class Uses:
+    """Collects how parameters and running statistics move; where two uses of a parameter disagree, both are pinned."""
+
+    def __init__(self) -> None:
+        self.channels = Channels()
+        self.parameters: dict[str, Entry] = {}
+        self.buffers: dict[str, Entry] = {}
+
+    def parameter(
+        self, parameter: Parameter, kind: str, plus: Tensor, minus: Tensor | None = None, **settings: Any
+    ) -> None:
+        """Note a use; `plus` and `minus` (pinned if None) are laid out as the parameter's view is."""
+        axes = parameter.axes()
+        assert axes is not None  # a view that cuts a parameter up is no Parameter
+        plus, minus = (_laid_out(index, axes) for index in (plus, pinned(plus.dim()) if minus is None else minus))
+        kind += "" if parameter.plain else f" as {axes}"
+        self.note(self.parameters, parameter.name, Entry(parameter.base.shape, plus, minus, kind=kind, **settings))
+
+    def fixed(self, parameter: Parameter, why: str) -> None:
+        """Note a use that lets the parameter move with nothing."""
+        zeros = pinned(parameter.base.dim())
+        self.note(self.parameters, parameter.name, Entry(parameter.base.shape, zeros, zeros, why=(why,), kind="fixed"))
+
+    def note(self, uses: dict[str, Entry], name: str, use: Entry) -> None:
+        """Note how a parameter moves, or a running statistic."""
+        old = uses.setdefault(name, use)
+        if old.kind == use.kind:
+            why = f"both uses of {name} must move it alike"
+            self.channels.join(old.plus, use.plus, why)
+            self.channels.join(old.minus, use.minus, why)
+        else:
+            for index in (old.plus, old.minus, use.plus, use.minus):
+                self.channels.pin(index, f"{name} is used in ways that do not move it alike")
+
+    def activation(self, value: Value) -> Activation:
+        """Return a value as an activation; each element of a parameter becomes a channel."""
+        if isinstance(value, Activation):
+            return value
+        assert isinstance(value, Parameter)
+        if value.base.numel() > LARGEST_ACTIVATION:
+            self.fixed(value, f"an activation of more than {LARGEST_ACTIVATION:,} elements")
+            return Activation.constant(value.view.shape)
+        ids = self.channels.fresh(value.name, value.core)
+        self.parameter(value, "activation", ids, expected_log_weight=uniform(math.prod(value.base.shape[1:])))
+        return Activation(tuple(value.view.shape), ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,3 +213,16 @@ class Call:
 def to_dims(ids: Tensor, dims: int) -> Tensor:
     """Give ids as many dimensions, the new ones in front."""
     return ids.reshape([1] * (dims - ids.dim()) + list(ids.shape))
+
+
+def uniform(fan_in: int) -> float:
+    """Return the mean of log|w| of weights as PyTorch draws them, U(−a, a) with a = 1/√fan_in."""
+    return -math.log(fan_in) / 2 - 1
+
+
+def _laid_out(index: Tensor, axes: list[int]) -> Tensor:
+    """Bring an index laid out as a view is into the layout of the parameter."""
+    kept = [axis for axis in axes if axis >= 0]
+    index = index.permute([*kept, *(axis for axis in range(index.dim()) if axis not in kept)])
+    sizes = iter(index.shape)
+    return index.reshape([next(sizes) if axis >= 0 else 1 for axis in axes])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._checks import check_count, check_not_negative
 from .._device import at_least_float32, whole
-from .graph import ChannelGraph, Entry, Factors
+from .graph import ChannelGraph, Factors
 from .network import network_scales
 from .rz import rz_scaling
 
@@ -188,15 +188,20 @@ class LayerGauge(Gauge):
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
         """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
-        network = graph.factors(log_scales)
         # `rz_scaling` gives rows of zeros, and parts of a weight that zeros set apart, scales by convention. They are
         # the same in every gauge, as the weight in the network gauge is, of which it takes them.
-        factors = dict(network)
+        factors = graph.factors(log_scales)
         for name in self._weights(graph):
-            balanced = network[name].divide(parameters[name]) if name in network else parameters[name]
-            shape, d, e = layer_scales(graph.parameters[name], balanced)
-            if name in network:
-                d, e = d * network[name].d.to(d), e * network[name].e.to(e)
+            shape = graph.parameters[name].shape
+            # All of it: every process with a part of a sharded weight gathers it. In float32 at least, as scales of
+            # float16 weights may lie outside of float16's range.
+            weight = at_least_float32(whole(parameters[name].detach())).view(shape)
+            one = weight.new_ones(())
+            d, e = (factor.to(weight) for factor in (factors[name][1:] if name in factors else (one, one)))
+            ones = (1,) * (parameters[name].dim() - 2)
+            rows, _, columns = rz_scaling((weight / d).div_(e), kernel_dims=len(ones))
+            d = d * rows.view(*rows.shape, 1, *ones)
+            e = e * columns.view(*columns.shape[:-1], 1, -1, *ones)
             factors[name] = Factors(shape, d, e)
         return factors
 
@@ -207,15 +212,3 @@ class LayerGauge(Gauge):
     @staticmethod
     def _weights(graph: ChannelGraph) -> list[str]:
         return [name for name, entry in graph.parameters.items() if entry.matrix]
-
-
-def layer_scales(entry: Entry, weight: Tensor) -> Factors:
-    """Return D and E of a weight that is a matrix or a kernel by `rz_scaling`, and raise as that does.
-
-    A sharded weight is gathered, so that all processes with a part call this together.
-    """
-    weight = whole(weight.detach())
-    # Scales of float16 weights may lie outside of float16's range.
-    ones = (1,) * (weight.dim() - 2)
-    rows, _, columns = rz_scaling(at_least_float32(weight).reshape(entry.shape), kernel_dims=len(ones))
-    return Factors(entry.shape, rows.view(*rows.shape, 1, *ones), columns.view(*columns.shape[:-1], 1, -1, *ones))

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from .call import Call, to_dims
-from .channels import Activation, Parameter, Use, Value, pinned, uniform
+from .call import Activation, Call, Parameter, Value, to_dims, uniform
+from .graph import Entry, pinned
 
-#: An eps that changes no variance in float64. torch refuses 0 itself in training from 2.15 on.
-NEGLIGIBLE = 1e-20
 #: Mean of log|w| of a table as PyTorch draws it, N(0, 1): −(γ + log 2) / 2.
 NORMAL = -0.6352
 
@@ -61,7 +59,8 @@ def convolution(call: Call) -> Any:
     kind, plus, minus = ("transposed convolution", columns, rows) if transposed else ("convolution", rows, columns)
     # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
     expected = uniform(weight.base.shape[1:].numel())
-    use = Use(f"{kind} {tuple(plus.shape)}", shape, plus, minus, True, expected_log_weight=expected, matrix=True)
+    kind = f"{kind} {tuple(plus.shape)}"
+    use = Entry(shape, plus, minus, True, expected_log_weight=expected, matrix=True, kind=kind)
     call.uses.note(call.uses.parameters, weight.name, use)
     call.bias(call["bias"], out)
     return call.along(out, axis)
@@ -84,13 +83,11 @@ def batch_norm(call: Call) -> Any:
     for name, power in (("running_mean", 1), ("running_var", 2)):
         statistic = call[name]
         if isinstance(statistic, Activation) and statistic.buffer:
-            use = Use(f"power {power}", statistic.shape, into, pinned(1), power=power)
+            use = Entry(statistic.shape, into, pinned(1), power=power, kind=name)
             call.uses.note(call.uses.buffers, statistic.buffer, use)
         elif statistic is not None:  # it cannot move with the input
             call.pin(statistic)
             call.channels.pin(into, f"no buffer holds the statistics of {call.label}")
-    if call["eps"] > NEGLIGIBLE:
-        call.uses.inexact.append(call.where)
     return _normalised(call)
 
 

@@ -1,7 +1,7 @@
 """The network gauge: one log-scale for every channel of a network, by least squares over all its weights."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,11 +11,12 @@ from .. import _device
 from .._device import whole
 from .._distributed import Group, add_up, add_up_shards, cut_of
 from .graph import ChannelGraph, Entry
-from .rz import conjugate_gradients
 
 #: A pass over the weights is the last one if its solution moves no log-scale by more than this.
 _NEAR = 0.1
 _PASSES = 5  # one of which may only meet zeros
+#: Iterations between two looks at whether the equations are solved, each of which waits for the device.
+_BETWEEN_LOOKS = 4
 #: Weights whose logarithms are taken at once: on a CPU, temporaries within its cache take less time.
 WEIGHTS_AT_ONCE = 2**18
 
@@ -91,6 +92,7 @@ def network_scales(
     if start is not None:
         graph.check(start)
         scales[1:] = start
+    eps = max(torch.finfo(_device.wide_dtype(weight)).eps for _, weight in parts.values())
     zeros = False
     for _ in range(_PASSES):
         copies = {each: scales.to(each, _device.widest_dtype(each)) for each in {*devices.values()}}
@@ -107,7 +109,7 @@ def network_scales(
             laplacian = laplacian.without(tuple(entries.values()), empty)
             continue
         right[0] = 0  # the pinned channel keeps its scale
-        change = laplacian.solve(right)
+        change = laplacian.solve(right, scales, eps)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
         if all(_device.read(~(change.abs().max() > _NEAR))):
@@ -253,14 +255,15 @@ class Laplacian:
         out[0] = 0
         return out
 
-    def solve(self, right: Tensor) -> Tensor:
-        """Return s with N s = right; like `right` it is 0 in the pinned place, and for channels without weights.
+    def solve(self, right: Tensor, scales: Tensor, eps: float) -> Tensor:
+        """Return the change of `scales` with N · change = right; it is 0 in the pinned place and without weights.
 
         By conjugate gradients on :math:`D^{-1/2} N D^{-1/2}`, in as many steps as there are sets at most but for
         rounding and zeros.
         """
         root = torch.where(self.degree > 0, self.degree.rsqrt(), 0.0)
-        goal = torch.finfo(right.dtype).eps * (root * right).norm()
+        # Above the rounding of N s and of logarithms: where no channel is pinned, that has a part that no s explains.
+        goal = eps * (16 * (root * right).norm() + (1 + scales.abs().max()) * len(right) ** 0.5)
         return root * conjugate_gradients(lambda y: root * self.times(root * y), root * right, goal)
 
 
@@ -270,3 +273,25 @@ def _by_block(index: Tensor, entry: Entry) -> Tensor:
     both = [dim for dim in dims if entry.plus.shape[dim] > 1 and entry.minus.shape[dim] > 1]
     blocks = torch.Size([index.shape[dim] for dim in both]).numel()
     return index.permute([*both, *(dim for dim in dims if dim not in both)]).reshape(blocks, -1)
+
+
+def conjugate_gradients(
+    system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int = 2000
+) -> Tensor:
+    """Solve `system(y) = right` up to a residual of norm `goal`; of a singular system the solution of least norm.
+
+    Hestenes and Stiefel 1952. `right` is in the system's range up to rounding, which must be below `goal`.
+    """
+    solution, residual, direction = torch.zeros_like(right), right, right
+    gamma = right.square().sum()
+    for number in range(max_iterations):
+        is_open = gamma > goal.square()
+        if number % _BETWEEN_LOOKS == 0 and not all(_device.read(is_open)):
+            break
+        moved = system(direction)
+        # Once solved it must not go on: only rounding is left, which a singular system cannot solve.
+        step = torch.where(is_open, gamma / (direction * moved).sum(), 0.0)
+        solution, residual = solution + step * direction, residual - step * moved
+        previous, gamma = gamma, residual.square().sum()
+        direction = residual + torch.where(is_open, gamma / previous, 0.0) * direction
+    return solution

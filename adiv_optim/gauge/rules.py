@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import layer_rules
-from .call import Call
-from .channels import Activation, Parameter, Value
+from .call import Activation, Call, Parameter, Value
 
 
 def passes(call: Call) -> Any:
@@ -278,19 +277,9 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
         "new_full new_empty sym_size sym_numel size _assert_tensor_metadata _assert_scalar _assert_async"
     ),
     glu: "glu",
-    Call.pin_all: (
-        "sigmoid tanh gelu silu softmax log_softmax hardtanh relu6 hardswish hardsigmoid mish elu selu celu softplus "
-        "heaviside log_sigmoid hardshrink softshrink exp expm1 log log1p log2 log10 sqrt rsqrt "
-        "reciprocal square pow sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc norm linalg_vector_norm "
-        "var std var_mean std_mean prod logsumexp cumprod floor ceil round trunc frac fmod remainder argmax argmin "
-        "argsort sort topk alpha_dropout feature_alpha_dropout baddbmm "
-        "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell embedding_bag "
-        "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
-        "binary_cross_entropy binary_cross_entropy_with_logits cosine_similarity cdist"
-    ),
 }
 
-#: Operation → rule, by the operation's name without overload and in-place underscore.
+#: Operation → rule, by the operation's name without overload and in-place underscore; any other is `Call.pin_all`.
 RULES = {name: rule for rule, names in _GROUPS.items() for name in names.split()}
 
 _misspelt = [name for name in RULES if not (hasattr(torch.ops.aten, name) or hasattr(torch.ops.aten, f"{name}_"))]

@@ -1,16 +1,14 @@
-"""RZ scaling, W = D W′ E, by Rothblum and Zenios: by means of logarithms, and around zeros by conjugate gradients."""
+"""RZ scaling, W = D W′ E, by Rothblum and Zenios: by means of logarithms, and around zeros by the network gauge."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _device
-
-#: Iterations between two looks at whether all problems are solved, each of which waits for the device.
-_BETWEEN_LOOKS = 4
+from .graph import ChannelGraph, Entry
+from .network import network_scales
 
 
 class RZScaling(NamedTuple):
@@ -46,7 +44,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     positions of a channel pair in one place, one matrix per group (Eqs. 21 and 22).
 
     A matrix without zeros takes one pass: subtract row and column means from log|W|. One with zeros takes the log least
-    squares problem that alternating passes would converge to, solved in float64 by conjugate gradients.
+    squares problem that alternating passes would converge to, which is that of `network_scales` for this matrix alone.
     float16 and bfloat16 are computed in float32. The result carries no autograd graph.
 
     Args:
@@ -95,7 +93,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
                 "have no scale: go back to the last finite weights, and lower the learning rate or skip steps whose "
                 "gradients are not finite."
             )
-        row_logs, column_logs = _balance_members(logs, row_logs, column_logs)
+        row_logs, column_logs = _around_zeros(blocks, row_logs, column_logs)
         if not _within(limit, row_logs, column_logs):
             largest = max(row_logs.abs().max().item(), column_logs.abs().max().item())
             raise ValueError(
@@ -150,98 +148,20 @@ def _within(limit: float, *logs: Tensor) -> bool:
     return all(_device.read(*((part.abs() <= limit).all() for part in logs)))
 
 
-def _balance_members(logs: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-scales of blocks (…, m, n, k), given those by one pass, which are right where no zero is."""
-    members, rows, columns = logs.flatten(0, -4), row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
+def _around_zeros(blocks: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-scales of blocks (…, m, n, k), given those by one pass, which are right where no zero is.
+
+    They are the network gauge of a network that has these blocks alone, between inputs and outputs that are free.
+    """
+    rows, columns = row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
     holed = ~(rows.isfinite().all(-1) & columns.isfinite().all(-1))
-    part = members[holed]
-    empty = part == -math.inf
-    fit = balance(*(_over_positions(tensor) for tensor in (~empty, part.masked_fill_(empty, 0))))
-    rows[holed], columns[holed] = fit[0].to(rows.dtype), fit[1].to(columns.dtype)
+    if not holed.any():
+        return row_logs, column_logs  # there are none: scales out of range
+    weight = blocks.flatten(0, -4)[holed].abs().double()
+    members, m, n, _ = weight.shape
+    outputs, inputs = torch.arange(1, members * (m + n) + 1, device="cpu").split([members * m, members * n])
+    entry = Entry(tuple(weight.shape), outputs.view(-1, m, 1, 1), inputs.view(-1, 1, n, 1), counted=True)
+    graph = ChannelGraph(free=members * (m + n), nodes=(), parameters={"weight": entry}, buffers={})
+    scales = network_scales(graph, {"weight": weight}, fan_in=False).to(rows)
+    rows[holed], columns[holed] = scales[: members * m].view(-1, m), -scales[members * m :].view(-1, n)
     return rows.view(row_logs.shape), columns.view(column_logs.shape)
-
-
-def _over_positions(tensor: Tensor) -> Tensor:
-    # A sum over one position would take several times as long as a copy.
-    return tensor.sum(-1, dtype=torch.float64) if tensor.shape[-1] > 1 else tensor[..., 0].double()
-
-
-def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Fit :math:`r_i + c_j` to logarithms that some pairs (i, j) have and others lack, behind `rz_scaling`.
-
-    It minimises :math:`\sum (\log|w| - r_i - c_j)^2` over the logarithms there are, sums L of C each:
-
-    .. math:: \begin{pmatrix} \mathrm{diag}(C1) & C \\ C^\top & \mathrm{diag}(C^\top 1) \end{pmatrix}
-              \begin{pmatrix} r \\ c \end{pmatrix} = \begin{pmatrix} L1 \\ L^\top 1 \end{pmatrix},
-
-    a bipartite Laplacian up to signs. The longer side is eliminated. Of the :math:`r + t, c - t` on a connected
-    component it returns the one in which rows and columns explain half each; 0 for rows without logarithms.
-    """
-    if counts.shape[-2] < counts.shape[-1]:
-        columns, rows = balance(counts.mT, sums.mT)
-        return rows, columns
-
-    row_sum, column_sum = sums.sum(-1), sums.sum(-2)
-    row_count, column_count = counts.sum(-1), counts.sum(-2)
-    row_root, column_root = _reciprocal(row_count).sqrt(), _reciprocal(column_count).sqrt()
-
-    def rows_for(columns: Tensor) -> Tensor:
-        return (row_sum - _apply(counts, columns)) * _reciprocal(row_count)
-
-    def system(vector: Tensor) -> Tensor:
-        return vector - column_root * _apply(counts.mT, _apply(counts, column_root * vector) * _reciprocal(row_count))
-
-    # The unknown is the change from here, in coordinates where the system is I - BᵀB with
-    # B = diag(C1)^(-1/2) C diag(Cᵀ1)^(-1/2). It stays orthogonal to the null vectors, so that each component keeps the
-    # half that it is given here.
-    columns = column_sum * _reciprocal(column_count) / 2
-    defect = (column_sum - _apply(counts.mT, rows_for(columns)) - column_count * columns) * column_root
-    scale = (column_root * column_sum).norm(dim=-1) + (row_root * row_sum).norm(dim=-1)
-    goal = torch.finfo(counts.dtype).eps * scale
-    columns = columns + conjugate_gradients(system, defect, goal) * column_root
-    return rows_for(columns), columns
-
-
-def _reciprocal(counts: Tensor) -> Tensor:
-    # A row or column without logarithms gets the scale exp(0).
-    return torch.where(counts > 0, 1 / counts, 0.0)
-
-
-def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector[..., None])[..., 0]
-
-
-def conjugate_gradients(
-    system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int = 2000
-) -> Tensor:
-    """Solve `system(y) = right`; of a singular system the solution of least norm. Hestenes and Stiefel 1952.
-
-    It starts again until the true residual, which rounding parts from the residual carried along, is small enough or
-    stops falling. `right` has shape (…, n), problems in front, and is in the system's range up to rounding; `goal`,
-    (…), is the norm of a residual that is small enough.
-    """
-    solution, least = torch.zeros_like(right), math.inf
-    for _ in range(4):
-        residual = right - system(solution)
-        worst = max(_device.read(residual.norm(dim=-1) / goal.clamp_min(torch.finfo(goal.dtype).tiny)), default=0.0)
-        if not 1 < worst < 0.5 * least:
-            break
-        solution, least = solution + _descend(system, residual, goal, max_iterations), worst
-    return solution
-
-
-def _descend(system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int) -> Tensor:
-    solution, residual, direction = torch.zeros_like(right), right, right
-    gamma = right.square().sum(-1)
-    for number in range(max_iterations):
-        is_open = gamma > goal.square()
-        if number % _BETWEEN_LOOKS == 0 and all(_device.read(~is_open.any())):
-            break
-        moved = system(direction)
-        # A problem that is solved must not go on: only rounding is left, which a singular system cannot solve.
-        step = torch.where(is_open, gamma / (direction * moved).sum(-1), 0.0)[..., None]
-        solution = solution + step * direction
-        residual = residual - step * moved
-        previous, gamma = gamma, residual.square().sum(-1)
-        direction = residual + torch.where(is_open, gamma / previous, 0.0)[..., None] * direction
-    return solution

@@ -3,7 +3,7 @@
 import itertools
 import operator
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from .._checks import warn
 from ..rows.models import refuse_lazy, refuse_sharded
-from .call import Call
-from .channels import CONSTANT, PINNED, Activation, Parameter, Use, Uses
-from .graph import ChannelGraph, Entry, Node
+from .call import Activation, Call, Parameter, Uses
+from .graph import CONSTANT, PINNED, ChannelGraph, Entry, Node
 from .rules import RULES, rearrange
 
 
@@ -32,9 +30,9 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     Each channel has one log-scale s. Summands share theirs, concatenation and reshaping carry them along, and they
     are pinned to 0 at the model's inputs and outputs and wherever a function is not homogeneous: ReLU6, sigmoid, tanh,
     GELU, SiLU, softmax, the input of LayerNorm, RMSNorm and GroupNorm. The input of BatchNorm and InstanceNorm is free
-    (exactly with a negligible eps only; the graph lists the others), and a normaliser's γ makes a new channel of each
+    (exactly with a negligible eps only), and a normaliser's γ makes a new channel of each
     of its elements. In attention queries and keys are pinned and the values pass. Both uses of a tied weight must move
-    it alike, else its channels are pinned. An operation without a rule pins all that it touches, with a warning.
+    it alike, else its channels are pinned. An operation without a rule pins all that it touches; the graph names it.
 
     Args:
         model: any module that torch.export can trace, in the mode (training or evaluation) that it will be used in. It
@@ -62,16 +60,17 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         4 free log-scales
     """
     program = _exported(model, example_input)
+    names, uses = _first_names(model), Uses()
+    # Operations for a log alone move nothing, and would pin their inputs.
+    program.graph_module.graph.eliminate_dead_code()
     with torch.device("cpu"):  # where channels are under any default
-        interpreter = _Interpreter(program, _first_names(model))
-        interpreter.run()
-        graph = interpreter.graph([name for name, _ in model.named_parameters()])
-    if graph.unknown:
-        warn(
-            f"no scaling rule for {', '.join(graph.unknown)}: the scales of their inputs and outputs are pinned to 1, "
-            "which is safe, and leaves those channels' gauge as it is."
-        )
-    return graph
+        outputs = _Interpreter(program.graph_module, uses).run(*_inputs(program, names))
+        for value in pytree.tree_leaves(outputs):
+            if isinstance(value, Activation):
+                uses.channels.pin(value.channels, "output of the model")
+            elif isinstance(value, Parameter):
+                uses.fixed(value, "output of the model")
+        return _graph(uses, [name for name, _ in model.named_parameters()])
 
 
 def _exported(model: nn.Module, example_input: Any) -> Any:
@@ -100,93 +99,65 @@ def _exported(model: nn.Module, example_input: Any) -> Any:
         ) from error
 
 
+def _inputs(program: Any, names: dict[str, str]) -> list[Any]:
+    """Return what stands for the inputs of a program: its parameters, its buffers, and the arguments of the model."""
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    values = list[Any]()
+    for node in program.graph.find_nodes(op="placeholder"):
+        spec, fake = specs[node.name], node.meta.get("val")
+        if not isinstance(fake, Tensor):
+            values.append(fake)
+        elif spec.kind is InputKind.PARAMETER:
+            base = torch.empty(fake.shape, device="meta")
+            values.append(Parameter(names[spec.target], base, base))
+        else:
+            is_buffer = spec.kind is InputKind.BUFFER
+            values.append(Activation.constant(fake.shape, names.get(spec.target, spec.target) if is_buffer else ""))
+    return values
+
+
 #: The operations with a graph of their own that torch.export makes of `with torch.autocast(…)` and checkpointing.
 _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
 
-class _Interpreter:
+class _Interpreter(torch.fx.Interpreter):
     """Runs a traced graph on channels in place of numbers."""
 
-    def __init__(self, program: Any, names: dict[str, str]) -> None:
-        self.module = program.graph_module
-        # Operations for a log alone move nothing, and would pin their inputs.
-        self.module.graph.eliminate_dead_code()
-        self.inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
-        self.names = names
-        self.uses = Uses()
-        self.channels = self.uses.channels
-        self.unknown: list[str] = []
-        self.env: dict[Any, Any] = {}
+    def __init__(self, module: torch.fx.GraphModule, uses: Uses) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False
+        self.uses = uses
 
-    def run(self) -> None:
-        """Visit every operation once, in order."""
-        for value in pytree.tree_leaves(self._visit(self.module, self._input)):
-            if isinstance(value, Activation):
-                self.channels.pin(value.channels, "output of the model")
-            elif isinstance(value, Parameter):
-                self.uses.fixed(value, "output of the model")
-
-    def _visit(self, module: Any, given: Callable[[Any], Any]) -> Any:
-        output = None
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                self.env[node] = given(node)
-            elif node.op == "get_attr":
-                self.env[node] = getattr(module, node.target)
-            elif node.op == "call_function":
-                self.env[node] = self._call(node)
-            elif node.op == "output":
-                output = self._values(node.args[0])
-        return output
-
-    def _input(self, node: Any) -> Any:
-        spec, fake = self.inputs[node.name], node.meta.get("val")
-        if not isinstance(fake, Tensor):
-            return fake
-        if spec.kind is InputKind.PARAMETER:
-            base = torch.empty(fake.shape, device="meta")
-            return Parameter(self.names[spec.target], base, base)
-        if spec.kind is InputKind.BUFFER:
-            return Activation.constant(fake.shape, self.names.get(spec.target, spec.target))
-        return Activation.constant(fake.shape)
-
-    def _call(self, node: Any) -> Any:
-        if node.target is operator.getitem:
-            return self._values(node.args[0])[node.args[1]]
+    def run_node(self, node: torch.fx.Node) -> Any:
+        if node.op != "call_function" or node.target is operator.getitem:
+            return super().run_node(node)
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
         if str(node.target) in _REGIONS:
-            values = iter(self._values(node.args))
-            region = next(value for value in values if isinstance(value, torch.fx.GraphModule))
-            return self._visit(region, lambda _: next(values))
+            place = next(place for place, value in enumerate(args) if isinstance(value, torch.fx.GraphModule))
+            return _Interpreter(args[place], self.uses).run(*args[place + 1 :])
         stack, output = list((node.meta.get("nn_module_stack") or {}).values()), node.meta.get("val")
         where = stack[-1][0].removeprefix("L['self']").lstrip(".") if stack else ""
-        known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
-        name = node.target._schema.name.removeprefix("aten::") if known else str(node.target)
+        schema = node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
+        name = schema.name.removeprefix("aten::") if schema else str(node.target)
         shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
         if not all(isinstance(size, int) for shape in shapes for size in shape):
             raise ValueError(
                 f"{name} in {where or 'the model itself'} returns a tensor whose shape depends on the values of its "
                 "input; its channels cannot be followed."
             )
-        if known and name not in RULES:
+        if name not in RULES:
             name = name.removesuffix("_")
-        call = Call(node.target, name, self._arguments(node, known), output, where, self.uses)
-        rule = RULES.get(name) if known else None
-        if rule is None:
-            # A function of constants is a constant, whatever it does.
-            if not all(map(call.is_constant, call.tensors())):
-                self.unknown.append(call.label)
-            return call.pin_all(f"no rule for {call.label}")
+        if schema:
+            defaults = {argument.name: argument.default_value for argument in schema.arguments}
+            arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+        else:
+            arguments = {str(place): value for place, value in enumerate([*args, *kwargs.values()])}
+        call = Call(node.target, name, arguments, output, where, self.uses)
+        rule = RULES.get(name, Call.pin_all)
         result = rule(call)
-        if known and node.target._schema.is_mutable and isinstance(node.args[0], torch.fx.Node):
+        if schema and schema.is_mutable and isinstance(node.args[0], torch.fx.Node):
             self._written(node.args[0], result, call, moved=rule is rearrange)
         return result
-
-    def _arguments(self, node: Any, known: bool) -> dict[str, Any]:
-        if not known:
-            return {str(place): value for place, value in enumerate(self._values([*node.args, *node.kwargs.values()]))}
-        schema = node.target._schema.arguments
-        given = {**{argument.name: value for argument, value in zip(schema, node.args, strict=False)}, **node.kwargs}
-        return {argument.name: self._values(given.get(argument.name, argument.default_value)) for argument in schema}
 
     def _written(self, target: Any, result: Any, call: Call, moved: bool) -> None:
         """An operation in place: old and new values share scales, so that every view of the tensor still holds."""
@@ -194,54 +165,50 @@ class _Interpreter:
         if moved:
             self.env[target] = result
         elif isinstance(old, Activation):
-            self.channels.join(old.channels, result.channels, f"overwritten in place by {call.label}")
+            self.uses.channels.join(old.channels, result.channels, f"overwritten in place by {call.label}")
         elif isinstance(old, Parameter):
             self.uses.fixed(old, f"overwritten in place by {call.label}")
             call.pin(result)
 
-    def _values(self, tree: Any) -> Any:
-        return torch.fx.node.map_arg(tree, lambda node: self.env.get(node))
 
-    def graph(self, order: list[str]) -> ChannelGraph:
-        """Number the components that parameters live on, and write every use in those numbers."""
-        channels, uses = self.channels, self.uses
-        all_uses = [*uses.parameters.values(), *uses.buffers.values()]
-        ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in all_uses}
+def _graph(uses: Uses, order: list[str]) -> ChannelGraph:
+    """Number the components that parameters live on, and write every use in those numbers."""
+    channels = uses.channels
+    all_uses = [*uses.parameters.values(), *uses.buffers.values()]
+    ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in all_uses}
 
-        def ends_of(uses: Iterable[Use]) -> Tensor:
-            is_end = torch.zeros(channels.count, dtype=torch.bool)
-            for ids in itertools.chain([torch.tensor(PINNED)], *(ends[use] for use in uses)):
-                is_end[ids] = True
-            return is_end
+    def ends_of(uses: Iterable[Entry]) -> Tensor:
+        is_end = torch.zeros(channels.count, dtype=torch.bool)
+        for ids in itertools.chain([torch.tensor(PINNED)], *(ends[use] for use in uses)):
+            is_end[ids] = True
+        return is_end
 
-        used, measured = ends_of(all_uses), ends_of(use for use in all_uses if use.counted)
-        numbers = torch.where(used, used.cumsum(0) - 1, -1)
+    used, measured = ends_of(all_uses), ends_of(use for use in all_uses if use.counted)
+    numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
-        def entry(use: Use) -> Entry:
-            plus, minus = (numbers[ids] for ids in ends[use])
-            moves = bool((plus != 0).any() or (minus != 0).any())
+    def entry(use: Entry) -> Entry:
+        plus, minus = (numbers[ids] for ids in ends[use])
+        if bool(plus.any() or minus.any()):
             # Channels that no weight touches, as rows of standardised weights, take their scale from their other uses.
             counted = use.counted or not bool(measured[ends[use][0]].all())
-            # A constant input is no reason where the output is pinned.
-            reasons = () if moves else channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))
-            why = tuple(reason for reason in (use.why, *reasons) if reason not in ("", CONSTANT))
-            why = () if moves else why or (CONSTANT,)
-            return Entry(use.shape, plus, minus, counted, use.power, moves, use.expected_log_weight, why, use.matrix)
+            return replace(use, plus=plus, minus=minus, counted=counted, why=())
+        reasons = (*use.why, *channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()])))
+        # A constant input is no reason where the output is pinned.
+        why = tuple(reason for reason in reasons if reason != CONSTANT) or (CONSTANT,)
+        return replace(use, plus=plus, minus=minus, why=why)
 
-        nodes = []
-        for name, ids in channels.made:
-            index = numbers[channels.find(ids)]
-            if bool((index >= 0).any()):
-                nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
-        return ChannelGraph(
-            free=int(used.sum()) - 1,
-            nodes=tuple(nodes),
-            parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
-            buffers={name: replace(entry(use), counted=False) for name, use in uses.buffers.items()},
-            outside=tuple(name for name in order if name not in uses.parameters),
-            unknown=tuple(dict.fromkeys(self.unknown)),
-            inexact=tuple(dict.fromkeys(uses.inexact)),
-        )
+    nodes = []
+    for name, ids in channels.made:
+        index = numbers[channels.find(ids)]
+        if bool((index >= 0).any()):
+            nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
+    return ChannelGraph(
+        free=int(used.sum()) - 1,
+        nodes=tuple(nodes),
+        parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
+        buffers={name: replace(entry(use), counted=False) for name, use in uses.buffers.items()},
+        outside=tuple(name for name in order if name not in uses.parameters),
+    )
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

@@ -161,20 +161,9 @@ def solver(jacobian: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
 
 
 def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:
-    """Return the peak of a step: J, and three times its rows that are differentiated at once, or two factors of it.
+    """Return the peak of a step in numbers of `size` bytes; see `GaussNewton`.
 
     A residual that runs the network twice has two gradients and their sum; QR works on J over √λ I and returns as much.
-    Activations that a backward pass keeps come on top.
-
-    Args:
-        rows: residuals.
-        parameters: numbers that are trained.
-        at_once: rows of J that are differentiated at once.
-        size: bytes of a number.
-
-    Example:
-        >>> step_bytes(300, 1000, at_once=300, size=8) == 8 * (300 * 1000 + 3 * 300 * 1000)
-        True
     """
     whole = rows * parameters
     return size * (whole + max(3 * min(at_once, rows) * parameters, 2 * (whole + min(rows, parameters) ** 2)))

@@ -132,6 +132,24 @@ def test_start_does_not_change_the_solution():
         assert (scales_of(graph, model, start=start) - found).abs().max() <= SCALES
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, SCALES), (torch.float32, 1e-5)], ids=str)
+@torch.no_grad()
+def test_channels_that_zeros_cut_off_have_one_solution_from_any_start(dtype, tolerance):
+    model = nn.Sequential(*[part for sizes in ((6, 30), (30, 40), (40, 30), (30, 4)) for part in layer(*sizes)])
+    graph = gauge.trace(model, torch.randn(3, 6))
+    model[0].weight.zero_(), model[6].weight.zero_()
+    for middle in (model[2], model[4]):
+        middle.weight.mul_((5 * torch.randn_like(middle.weight)).exp())
+    found = scales_of(graph, model)
+    model = model.to(dtype)
+    for start in (found, (1 + 1e-8) * found, (1 + 1e-3) * found):
+        assert (scales_of(graph, model, start=start) - found).abs().max() <= tolerance
+
+
+def layer(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs), nn.ReLU()]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
 def test_lower_precision_comes_near_and_its_logarithms_are_taken_in_float32(dtype):

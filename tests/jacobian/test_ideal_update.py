@@ -12,7 +12,7 @@ from adiv_optim.jacobian.modules import jvp
 from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import LAYERS, apply, gradients, relative_error
 
-CLOSED_FORM = 1e-8  # float64, as the conjugate gradients end where rounding does
+CLOSED_FORM = 1e-10  # float64
 
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -29,12 +29,11 @@ def test_closed_forms_agree(name):
     g = torch.randn_like(output)
     wanted = gradients(output, layer, g)
     found = jacobian.ideal_update(layer, input, g, damping)
-    assert found.residual <= CLOSED_FORM
     other = jacobian.ideal_update(layer, input, g, 2 * damping)
     for name, gradient in wanted.items():
         assert relative_error(-found.step[name], gradient) <= CLOSED_FORM
         # The test can fail: the ridge matters.
-        assert relative_error(-other.step[name], gradient) > 1e3 * CLOSED_FORM
+        assert relative_error(-other.step[name], gradient) > 1e5 * CLOSED_FORM
 
 
 @pytest.mark.parametrize("name", ["conv2d-depthwise", "conv1d-every-option"])
@@ -99,7 +98,7 @@ def test_small_real_step_moves_the_output_by_the_ideal(build, shape):
     assert relative_error(movement(step), -g) > 1e-1
 
 
-def test_module_is_left_as_it_was_and_random_numbers_repeat():
+def test_module_and_random_numbers_are_left_as_they_were():
     module = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
     before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
     input, g = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)), torch.ones(4, 2)
@@ -108,17 +107,16 @@ def test_module_is_left_as_it_was_and_random_numbers_repeat():
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert all(p.grad is None for p in module.parameters())
     assert all(torch.equal(first.step[name], second.step[name]) for name in first.step)
-    assert first.residual <= 1e-8  # draws that differed between runs would leave no linear system to solve
 
 
-def test_unreachable_update_is_the_least_squares_one():
-    module, input, g = nn.Linear(3, 2), torch.randn(9, 3), torch.randn(9, 2)
+def test_unreachable_update_is_the_least_squares_one_of_least_norm():
+    module, input, g = nn.Linear(3, 2), torch.randn(9, 2)[:, [0, 1, 1]], torch.randn(9, 2)  # two features are the same
     found = jacobian.ideal_update(module, input, g)
     x = torch.cat([input, torch.ones(9, 1)], 1)
     solution = torch.linalg.lstsq(x, g).solution
     assert relative_error(-found.step["weight"], solution[:-1].T) <= CLOSED_FORM
     assert math.isclose(found.misfit, ((g - x @ solution).norm() / g.norm()).item(), rel_tol=1e-8)
-    assert found.residual <= CLOSED_FORM < found.misfit
+    assert found.misfit > CLOSED_FORM
 
 
 def test_small_gradients_do_not_vanish():
@@ -144,7 +142,7 @@ def test_empty_batch_asks_for_no_step():
         found = jacobian.ideal_update(nn.Linear(3, 2), torch.zeros(0, 3), torch.zeros(0, 2), damping)
         assert {name: tuple(part.shape) for name, part in found.step.items()} == {"weight": (2, 3), "bias": (2,)}
         assert not any(part.any() for part in found.step.values())
-        assert found[1:] == (0.0, 0.0, 0.0, 0)
+        assert found[1:] == (0.0, 0.0)
 
 
 def test_a_layer_with_two_names_keeps_its_parameters():
@@ -165,7 +163,6 @@ ERRORS = {
     "nothing-trained": (nn.Tanh(), (2, 3), {}, ValueError, "Tanh has no trainable parameter"),
     "shape": (nn.Linear(3, 2), (2, 3), {}, ValueError, r"has shape \(2, 3\), but Linear returned \(2, 2\)"),
     "damping": (nn.Linear(3, 2), (2, 2), {"damping": -1.0}, ValueError, "damping is -1.0"),
-    "iterations": (nn.Linear(3, 2), (2, 2), {"max_iterations": 0}, ValueError, "max_iterations is 0"),
     "attached": (attach(nn.Linear(3, 2), Proportional()), (2, 2), {}, ValueError, "already has a correction"),
     "two-tensors": (TwoTensors(3, 2), (2, 2), {}, TypeError, "TwoTensors returned tuple"),
 }
