@@ -56,4 +56,4 @@ def _compiles() -> str:
 
 if __name__ == "__main__":
     for name, finding in facts():
-        print(f"{name:<18}{finding}", flush=True)
+        print(f"{name:<28}{finding}", flush=True)

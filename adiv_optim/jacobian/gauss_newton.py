@@ -26,10 +26,10 @@ PRECISIONS = 64
 BOLD = 0.25
 #: It is multiplied by `RISE` after one of at most this.
 TIMID, RISE = 0.0625, 3
-#: A loss of more than so many times the one before the last step says that the step fitted its points alone: they, or
-#: their noise, are others now. The damping is multiplied by 10.
+#: A loss above this multiple of the one before the last step means that the step overfitted its points, which have
+#: changed since. The damping is multiplied by 10.
 WORSE = 2.0
-#: Length of the trial move that the acceleration is measured by (0.1 in Transtrum and Sethna 2012).
+#: h, the finite-difference step of the acceleration (0.1 in Transtrum and Sethna 2012).
 TRIAL = 0.1
 #: Halvings of a step length, at most.
 HALVINGS = 30
@@ -44,46 +44,51 @@ class _Try(NamedTuple):
 
 
 class GaussNewton(Optimizer):
-    r"""Take the step that moves the outputs of a whole network as its loss asks: Gauss–Newton, damped by itself.
+    r"""Minimise a sum of squared residuals by Gauss–Newton (Levenberg–Marquardt); it tunes its damping by itself.
 
     .. math:: \theta \leftarrow \theta - \alpha\, \delta - \tfrac{1}{2} \alpha^2 a, \qquad
               \delta = J^\top (J J^\top + \lambda I)^{-1} r, \quad
               a = J^\top (J J^\top + \lambda I)^{-1} r'', \quad
               \lambda = \text{damping} \cdot \mathrm{tr}(JJ^\top) / n,
 
-    with r the n residuals of all terms and :math:`J = \partial r / \partial\theta` by torch.func, sample by sample
+    with r the n residuals, each over the root of its term's count, and :math:`J = \partial r / \partial\theta` by
+    torch.func, sample by sample
     (Levenberg 1944, Marquardt 1963; for networks that solve equations Müller and Zeinhofer 2023, Jnini et al. 2024; in
     the form with :math:`JJ^\top` Chen and Heyl 2024, Goldshlager et al. 2024). The loss is half the sum over terms of
     the mean square of their residuals, :math:`|r|^2 / 2`; a factor inside a residual function weighs its term.
 
     a bends the step as the residuals bend: the geodesic acceleration of Transtrum and Sethna (2012), with
-    :math:`r'' = 2\,((r(\theta - h \delta) - r(\theta)) / h + J \delta) / h` and h = 0.1. Both solutions come from a QR
-    factor of J beside :math:`\sqrt{\lambda} I`: a product :math:`JJ^\top` would square the condition of J, and the loss
+    :math:`r'' = 2\,((r(\theta - h \delta) - r(\theta)) / h + J \delta) / h` and h = 0.1. Both are solved by a QR
+    of J augmented by :math:`\sqrt{\lambda} I`: a product :math:`JJ^\top` would square the condition of J, and the loss
     would stop falling where singular values are 10⁻⁷ of the largest.
 
-    It pays where a loss is cheap to evaluate and stiff to lower: nonlinear differential equations, with small networks.
+    It pays where a loss is cheap and ill-conditioned: nonlinear differential equations, with small networks.
 
-    No learning rate and no damping are to be tuned. α is 1, ½, ¼ … until the loss is below the present one and falls no
-    more. If it is not lower by 0.5 %, the damping is multiplied by 10 and the step is solved again, until the loss
-    falls less than before. For the next step the damping is divided by 10 after α ≥ ¼ and multiplied by 3 after
-    α ≤ 1/16; its root is never below 64 × the precision of the type. Where points are drawn anew and the loss on them
-    is more than twice the one before the last step, that step fitted its points alone, or their noise: the damping is
-    multiplied by 10 first. Where no step lowers the loss by a millionth, the weights and the damping stay as they were.
+    Neither learning rate nor damping needs tuning. α is halved from 1 until the loss has fallen and stops falling. If
+    it fell by less than 0.5 %, the step is solved again with 10 times the damping, until that no longer helps. For the
+    next step the damping is divided by 10 after α ≥ ¼ and multiplied by 3 after α ≤ 1/16; the root of the one that is
+    used is never below 64 × the precision of the type. If the loss on new points is more than twice the loss before the
+    last step, that step overfitted its points: the damping is multiplied by 10 first. If no step lowers the loss by a
+    millionth, weights and damping stay unchanged.
 
     A step needs about :math:`b\,(nP + \max(3cP, 2nP + 2m^2))` bytes for n residuals and P parameters of b bytes each,
-    with m the smaller of the two, where c is n, or the residuals of `chunk_size` samples; activations that they keep
-    for their backward pass come on top. A step that needs more than is free is refused before J is computed.
+    with m the smaller of the two, where c is the residuals of the largest term, or of `chunk_size` of its samples;
+    activations that they keep for their backward pass come on top. A step that needs more than the machine has free is
+    refused before J is computed.
+
+    There is no learning rate, so schedulers of one have nothing to set; `zero_grad` and `backward` are not needed.
 
     Args:
-        network: any module that torch.func can differentiate; its trainable parameters are stepped, those that belong
-            to no layer too. Frozen ones stay.
+        network: any module that torch.func can differentiate; all its trainable parameters are stepped, frozen ones are
+            not.
         damping: that of the first step, in units of the mean diagonal of JJᵀ.
         chunk_size: samples that are differentiated at once; None is all.
 
     Raises:
-        TypeError: `network` is no module, its parameters are not of one real floating type or are sharded, or a
-            GradScaler steps.
-        ValueError: there is no trainable parameter, one has no shape yet, or `damping` is negative.
+        TypeError: `network` is no module, its parameters are not all float32, or all float64, on one device, or are
+            sharded, or a GradScaler steps.
+        ValueError: there is no trainable parameter, one has no shape yet, `damping` is negative, or `chunk_size` is
+            below 1.
 
     Example:
         >>> import torch
@@ -116,18 +121,20 @@ class GaussNewton(Optimizer):
 
     @torch.no_grad()
     def step(self, terms: Sequence[Term]) -> Tensor:  # type: ignore[override]
-        """Take a step on a loss given by its terms.
+        """Take a step on a loss given by its terms: half the sum over terms of the mean square of their residuals.
 
         Args:
             terms: (residual, tensor, …) each: a function of (model, *one sample) that returns a tensor of any shape,
-                and the batched tensors that it is mapped over. Points may be drawn anew for every step.
+                and the batched tensors, (samples, …), that it is mapped over; of points and values it is
+                (lambda model, x, y: model(x) - y, X, Y). Points may be drawn anew for every step.
 
         Returns:
             The loss before the step.
 
         Raises:
-            TypeError: a closure is given, or terms of another form.
-            ValueError: a module mixes samples, drops inputs or has a correction attached.
+            TypeError: a closure is given, terms of another form, or a residual of another dtype than the parameters.
+            ValueError: a module mixes samples, drops inputs or has a correction attached, or the tensors of a term are
+                empty or differ in length.
             MemoryError: the step needs more memory than is free.
             RuntimeError: autocast is on, the loss or its Jacobian is not finite, or parameters were frozen, freed or
                 replaced since the optimizer was built.
@@ -181,7 +188,8 @@ class GaussNewton(Optimizer):
     def metrics(self) -> dict[str, float]:
         """Return numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries.
 
-        alpha is 0 where no step lowered the loss by a millionth of it, and the weights are as they were.
+        damping is the one that was used. alpha is 0 where no step lowered the loss by a millionth of it, and weights are
+        as they were.
         """
         return dict(self._metrics)
 

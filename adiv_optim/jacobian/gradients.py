@@ -33,8 +33,8 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         For each trainable parameter a tensor of shape (samples, *output shape of a sample, *parameter shape).
 
     Raises:
-        ValueError: the layer has no trainable parameter, or has a correction attached (its backward is not
-            its derivative).
+        ValueError: the layer has no trainable parameter, is a batch norm that mixes samples, or has a correction
+            attached (its backward is not its derivative). What is inside the layer is not looked at.
 
     Example:
         >>> import torch
@@ -81,26 +81,27 @@ def corrected_gradients(
     is 1/(|x|²+1) (Bird 2025, Eq. 20). g_k is backpropagated plainly.
 
     Args:
-        model: the model, without attached corrections; it is run once, in the mode it is in.
+        model: the model, without attached corrections; it is run once, in the mode it is in, and updates its buffers.
         loss_fn: called with the model's output and the targets; returns a scalar.
-        inputs: a tensor, or a tuple of arguments, for the model.
+        inputs: a tensor, a tuple of arguments, or a dict of keyword arguments, for the model.
         targets: handed to `loss_fn`.
         correction: the rule; None gives plain gradients, still through Jacobians.
         layers: paths of the modules to correct. By default every module without submodules that has a
             trainable parameter, but for norms, embeddings and the like (`PLAIN_BY_DEFAULT`). All tensor
-            arguments of a layer must have samples as their first dimension. A parametrized layer is taken
-            as it is trained, by the Jacobian of its parametrization's own parameters; `attach` corrects
-            the gradient of the effective weight instead.
+            arguments of a layer must have samples as their first dimension. Jacobians of a parametrized layer
+            are by the parametrization's own parameters; `attach` corrects the gradient of the effective weight
+            instead.
         chunk_size: samples whose Jacobians are in memory at once; memory is chunk_size × outputs × parameters
-            of the largest layer. None is the whole batch, and so is any number for `BatchIdeal`, which
-            needs all rows together.
+            of the largest layer. None is the whole batch; `BatchIdeal` needs the whole batch always.
 
     Returns:
         Parameter path → gradient, for every trainable parameter that the loss depends on.
 
     Raises:
-        TypeError: the correction is no `Correction`.
-        ValueError: a correction is attached to the model, or `layers` names one that is not there or inside another.
+        TypeError: the correction is no `Correction`, or `layers` is a string.
+        ValueError: a correction is attached to the model, it has no trainable parameter, the loss is no scalar,
+            `layers` names one that is not there or inside another, or a layer mixes samples, draws random numbers, or
+            is called with keyword arguments.
 
     Example:
         >>> import torch
@@ -125,7 +126,7 @@ def backward(
     layers: Iterable[str] | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Add `corrected_gradients` to `p.grad`, as loss.backward() does, so that any optimizer can step on them.
+    """Add `corrected_gradients` to `p.grad`, so that any optimizer can step on them; hooks of parameters do not run.
 
     Arguments and errors are those of `corrected_gradients`.
 

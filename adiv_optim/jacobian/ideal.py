@@ -18,7 +18,7 @@ class IdealUpdate(NamedTuple):
 
     Args:
         step: parameter path → the tensor to add to the parameter.
-        misfit: |g − Jθ| / |g|, the share of the update that the parameters cannot make, or the ridge holds back.
+        misfit: |g + JΔθ| / |g|: 0 if the step moves the output by exactly −g, 1 if it does not move it.
         ridge: λ.
     """
 
@@ -34,11 +34,12 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     .. math:: \Delta\theta = -J^\top (J J^\top + \lambda I)^{-1} g, \qquad
               \lambda = \text{damping} \cdot \mathrm{tr}(J J^\top) / n,
 
-    with :math:`J = \partial z / \partial\theta` over the whole batch and n the number of outputs. Where no step
-    does it, this one is the least squares solution of least norm, by the singular values of J. For nn.Linear and a
-    convolution with one group it is minus the gradient of `BatchIdeal(per_sample=False)`; grouped convolutions have one
-    λ here and one per group there. Any module that torch.func can differentiate has an ideal step, a whole network
-    included; J has a row for each number of the output, and takes a backward pass for each.
+    with :math:`J = \partial z / \partial\theta` over the whole batch and n the number of outputs. If none
+    does it exactly, this is the least squares solution of least norm, from the singular values of J. For nn.Linear and
+    a convolution with one group it is minus the gradient of `BatchIdeal(per_sample=False)` with the same damping, up to
+    its least ridge; grouped convolutions have one λ here and one per group there. Any module that torch.func can
+    differentiate has an ideal step, a whole network included. J is dense, outputs × parameters, with a backward pass
+    for each row.
 
     Args:
         module: any module; run once, in the mode it is in. Buffers, such as running statistics, and the random

@@ -46,8 +46,8 @@ def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
 def call_with(module: nn.Module, tensors: Mapping[str, Tensor], arguments: tuple[Any, ...]) -> Any:
     """Call a module with some tensors in place of the parameters and buffers of these names, wherever they are shared.
 
-    Every module is given its tensors once: torch's functional_call takes a module that stands at two paths for two, and
-    leaves plain tensors in it.
+    A module at two paths gets its tensors once: torch's functional_call would treat it as two modules, and leave plain
+    tensors in it.
     """
     first: dict[Tensor, str] = {}
     values = {}
@@ -115,7 +115,7 @@ def _why_left_out(module: nn.Module) -> str | None:
 
 
 def mixes_samples(module: nn.Module) -> str:
-    """Say that the samples of a module's input have no Jacobian each, or ""."""
+    """Return why samples of a module's input have no Jacobians of their own, or ""."""
     by_batch = isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
     return f"{type(module).__name__} mixes the samples of a batch" if by_batch else ""
 
@@ -243,8 +243,8 @@ def differentiate(
 ) -> Pass:
     """Run a model forward and backward once, and keep the inputs of layers and the gradients of their outputs.
 
-    With `constant` the parameters of these layers are constants while the layers run: of a parameter that another
-    module shares, autograd has that module's part of the gradient alone. And a call without rows is an error.
+    With `constant` the parameters of these layers are constants while the layers run, so a shared parameter's gradient
+    has only the other modules' part, and a call without rows is an error.
     """
     recording = _Recording(layers, constant)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

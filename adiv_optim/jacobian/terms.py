@@ -54,11 +54,11 @@ class Terms:
         _check(terms, where)
         self.residuals = [_Residual(network, function, where) for function, *_ in terms]
         self.samples: list[tuple[Tensor, ...]] = [tuple(tensors) for _, *tensors in terms]
-        #: Of how many numbers one sample's residual is, a term each: known once they are evaluated.
+        #: Numbers in one sample's residual, per term; set by `evaluate`.
         self.sizes: list[int] = []
 
     def differentiated_at_once(self, chunk_size: int | None) -> int:
-        """Return how many rows of J are in memory twice: those of the largest chunk."""
+        """Return how many rows of J the largest chunk has."""
         counts = [min(chunk_size or len(tensors[0]), len(tensors[0])) for tensors in self.samples]
         return max(count * size for count, size in zip(counts, self.sizes, strict=True))
 
@@ -118,7 +118,7 @@ def _check(terms: Any, where: str) -> None:
     if callable(terms):
         raise TypeError(
             f"{where} takes terms, [(residual, points), …], and no closure: a closure's residuals have to be "
-            "differentiated by a backward pass each, at some fifty times the cost."
+            "differentiated by a backward pass each."
         )
     if not isinstance(terms, (list, tuple)) or not terms:
         raise TypeError(f"{where} takes a list of terms, [(residual, points), …], found {type(terms).__name__}.")
@@ -161,7 +161,7 @@ def solver(jacobian: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
 
 
 def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:
-    """Return the peak of a step in numbers of `size` bytes; see `GaussNewton`.
+    """Return a step's peak of memory in bytes, `size` for each number; see `GaussNewton`.
 
     A residual that runs the network twice has two gradients and their sum; QR works on J over √λ I and returns as much.
     """

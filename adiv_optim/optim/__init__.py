@@ -1,4 +1,4 @@
-"""Optimizers that stand in front of another optimizer."""
+"""Optimizers that wrap another optimizer."""
 
 from .chained import ChainedOptimizer
 from .gradient_only import GradientOnly

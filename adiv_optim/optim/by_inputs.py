@@ -13,7 +13,7 @@ from .roots import RightFactor
 
 
 def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
-    r"""Count further rows of a layer by hand, with 0 in the place of the bias's 1.
+    r"""Add rows, such as derivatives of inputs, to a layer's covariance, with 0 in the place of the bias's 1.
 
     A loss on derivatives of a network by its inputs, as of a physics-informed one, multiplies the weight by rows of
     derivatives as well: :math:`\partial(Wx + b) = W \partial x`. KFAC for PINNs (Dangel et al. 2024,
@@ -52,7 +52,7 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
 
 
 def treatment(covariance: Covariance, factors: Sequence[RightFactor] | None, verb: str) -> str:
-    """Say how many columns are told apart."""
+    """Say what is kept of the covariance: its rank, or all."""
     return f"{verb if factors else 'nothing measured yet'}, {covariance}"
 
 

@@ -12,8 +12,8 @@ from .wrapper import OptimizerWrapper
 class ChainedState(MutableMapping[Any, Any]):
     """The states of several optimizers as one mapping, to read and to write.
 
-    An entry lives in the optimizer that has it, or whose groups hold its parameter: put the parameter into its group
-    before its state is set.
+    A parameter's state lives in the optimizer whose group holds it: put the parameter into its group before its state
+    is set.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:

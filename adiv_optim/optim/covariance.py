@@ -1,6 +1,6 @@
-"""Second moments of the rows that a layer reads: sums with the factor decay^age, their means and roots.
+"""Second moments of the rows that a layer reads: exponentially weighted sums of x~x~ᵀ, their means and roots.
 
-None is changed in place: stacks have the old ones, and a checkpoint may have their tensors.
+They are immutable: stacks have the old ones, and a checkpoint may have their tensors.
 """
 
 import copy
@@ -71,7 +71,7 @@ class MeanSquare:
         yield Sums([norms.sum().view(1)], norms[:, 0].numel())
 
     def updated(self, sums: Sums, decay: float) -> Self:
-        """Let further sums in, and older ones fade; a NoRootError where float64 has no eigenvectors."""
+        """Return it with further sums, older ones times decay; a NoRootError where float64 has no eigenvectors."""
         return self.with_statistics(_decayed(self.statistics, sums.parts, decay), decay * self.rows + sums.rows)
 
     def with_statistics(self, statistics: list[Tensor], rows: float) -> Self:
@@ -88,8 +88,8 @@ class MeanSquare:
 class Covariance(MeanSquare):
     r"""A, the mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
-    x~ = (x, 1) where the bias is treated with the weight. Of wide layers diagonal blocks of A alone; of each block,
-    which is symmetric, strips of rows from the diagonal on: little more than half of the products and sums.
+    x~ = (x, 1) where the bias is treated with the weight. Wide layers keep diagonal blocks of A alone. Of each block,
+    which is symmetric, strips of rows from the diagonal on are kept: little more than half of the products and sums.
 
     Args:
         module: the layer.

@@ -1,4 +1,4 @@
-"""Gradient-only corrections: attach on construction, otherwise the optimizer as it was."""
+"""Gradient-only corrections: attached on construction; every other call goes to the optimizer."""
 
 from typing import Any
 

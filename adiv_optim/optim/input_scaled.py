@@ -58,8 +58,8 @@ class InputScaled(Mapped):
     Where every layer reads inputs of an RMS of at most the floor's 1, as behind normalisers, the optimizer's steps stay
     as they are, bit for bit.
 
-    Which layers are treated, when r is measured, and the part of micro-batches, processes, compilation and
-    checkpoints, is as for `Whitened`.
+    Which layers are treated, when r is measured, and how micro-batches, processes, compilation and checkpoints behave
+    is as for `Whitened`.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
@@ -67,7 +67,7 @@ class InputScaled(Mapped):
         every, decay, process_group, skip: as for `Whitened`.
         floor: the least s. At 1 steps are never made larger; below it, those of layers that read small inputs are.
         hold: keep W' and not W when s is measured anew, so that a layer whose inputs grow has its weight shrunk by as
-            much, with the next step at a learning rate that is not 0. The outputs of the network then move a little.
+            much, at the next step with a learning rate that is not 0. The outputs of the network then move a little.
 
     Raises:
         TypeError, ValueError: as `Whitened`.

@@ -1,8 +1,8 @@
 """Sums over the inputs of layers: hooks take them in forward passes, and they count once a gradient comes back.
 
-Until then they wait in the graph, and go with it. In a graph of torch.compile one operation counts, which the compiler
-does not look into. Within transforms of torch.func the rows are those of the primal tensor, once: tangents add none,
-and a dimension that vmap maps over is one more of rows. Of neither is a backward pass seen: their rows count at once,
+Until then the sums wait in the graph, and go with it. In a graph of torch.compile one operation counts, which the
+compiler does not look into. Within transforms of torch.func the rows are those of the primal tensor, once: tangents add
+none, and a vmapped dimension counts as rows. Of neither is a backward pass seen: their rows count at once,
 if the weight has a gradient at the step.
 """
 
@@ -162,7 +162,7 @@ class LayerInputs:
 
 
 class WaitingSums:
-    """A hook on the graph: one call of a layer, which counts when a backward pass goes by it to the layer's weight.
+    """A hook on the graph: one call of a layer, which counts when a backward pass goes through it to the layer's weight.
 
     Its sums wait in the graph, and go with it if no gradient comes. A pass that creates a graph may reach the weight
     later by the derivatives it makes and not by the output, as a loss on derivatives by the inputs does; so the

@@ -26,12 +26,12 @@ _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freez
 
 
 class Mapped(OptimizerWrapper):
-    """An optimizer that steps on other variables than the model's weights; its state is about those too.
+    """An optimizer that steps on other variables than the model's weights; its moments live in those variables too.
 
-    The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
-    step early, an error, a lack of memory or Ctrl-C, all gradients and all weights that are mapped then have their old
-    values. Weights that are not, those of plain steps and all of `Preconditioned`, are where the inner optimizer left
-    them, as without a wrapper.
+    The weights are mapped in place around the inner `step` and are the user's own outside of it. Where an error, a lack
+    of memory or Ctrl-C ends the step early, all gradients and all mapped weights have their old values again. Other
+    weights, those of plain steps and all of `Preconditioned`, are as the inner optimizer left them.
+
     The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights finds
     zeros in their place. After the step p.grad is the gradient that it was before. The inner optimizer's own `step()`,
     called by hand, is a plain step.

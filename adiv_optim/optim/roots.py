@@ -1,4 +1,4 @@
-"""Strips of symmetric matrices, and inverse roots of such: whole, or as far as they differ from c times the identity.
+"""Strips of symmetric matrices, and inverse roots: whole, or as c times the identity plus a matrix of low rank.
 
 XᵀX is symmetric: strips of rows from the diagonal on are little more than half of it.
 """

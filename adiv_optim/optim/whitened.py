@@ -24,8 +24,8 @@ class Whitened(Mapped):
     .. math:: \tilde W' = \tilde W (A + \lambda I)^{1/2}, \qquad \tilde G' = \tilde G (A + \lambda I)^{-1/2}
 
     and its step ΔW~' is added to the weights as :math:`\Delta\tilde W' (A + \lambda I)^{-1/2}`. Measured there, the
-    length of a step is its effect on the activations; `graft_norm`, the default, then gives each layer another.
-    Without it plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the step of `BatchIdeal`, of FOOF (Benzing 2022)
+    length of a step is its effect on the activations; `graft_norm`, the default, then rescales each layer's step to the
+    norm that the optimizer gave it. Without it plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the step of `BatchIdeal`, of FOOF (Benzing 2022)
     and of K-FAC's input factor; every other optimizer takes its own idea of a good step.
 
     Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
@@ -35,11 +35,11 @@ class Whitened(Mapped):
     one has no gradient, or alone has a learning rate of 0, both take the plain step.
 
     A is gathered in forward passes with gradients enabled, without keeping activations, and only before the steps that
-    measure: one in `every`, at places that no period keeps to, and powers of two at first. Micro-batches add up, and so
-    do the processes of torch.distributed. Rows count once a backward pass has gone by their call to the weight, if
-    step() comes before zero_grad(); a zero_grad(set_to_none=False) of the model's own is not noticed. In graphs of
-    torch.compile, transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, so
-    evaluate under torch.no_grad() there. Build the optimizer from the sharded model, and before a compiled model's
+    measure: one in `every`, at irregular places, and more often at first (1, 2, 4, …). Micro-batches add up, and so do
+    the processes of torch.distributed. A row counts once its call's gradient has reached the weight, if step() comes
+    before zero_grad(); a zero_grad(set_to_none=False) of the model's own is not noticed. In graphs of torch.compile,
+    transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, so evaluate under
+    torch.no_grad() there. Build the optimizer from the sharded model, and before a compiled model's
     first call, which would not see the hooks.
 
     Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in

@@ -113,7 +113,7 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
             module, where pickles find it.
 
     Raises:
-        TypeError: `corrected` is no such class, or inherits in another order, by which its forward would be the plain.
+        TypeError: `corrected` is no such class, or inherits in another order, in which the plain forward would run.
 
     Example:
         >>> from torch import nn
