@@ -188,8 +188,8 @@ class GaussNewton(Optimizer):
     def metrics(self) -> dict[str, float]:
         """Return numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries.
 
-        damping is the one that was used. alpha is 0 where no step lowered the loss by a millionth of it, and weights are
-        as they were.
+        damping is the one that was used. alpha is 0 where no step lowered the loss by a millionth of it: the weights
+        are as they were.
         """
         return dict(self._metrics)
 

@@ -162,7 +162,7 @@ class LayerInputs:
 
 
 class WaitingSums:
-    """A hook on the graph: one call of a layer, which counts when a backward pass goes through it to the layer's weight.
+    """A hook on the graph: one call of a layer, which counts when a backward pass goes through it to the weight.
 
     Its sums wait in the graph, and go with it if no gradient comes. A pass that creates a graph may reach the weight
     later by the derivatives it makes and not by the output, as a loss on derivatives by the inputs does; so the

@@ -25,8 +25,9 @@ class Whitened(Mapped):
 
     and its step ΔW~' is added to the weights as :math:`\Delta\tilde W' (A + \lambda I)^{-1/2}`. Measured there, the
     length of a step is its effect on the activations; `graft_norm`, the default, then rescales each layer's step to the
-    norm that the optimizer gave it. Without it plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the step of `BatchIdeal`, of FOOF (Benzing 2022)
-    and of K-FAC's input factor; every other optimizer takes its own idea of a good step.
+    norm that the optimizer gave it. Without it plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the step of
+    `BatchIdeal`, of FOOF (Benzing 2022) and of K-FAC's input factor; every other optimizer takes its own idea of a good
+    step.
 
     Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
     samples, tokens or patches; groups of a convolution each have an A. A layer of any other class with a `weight` of
