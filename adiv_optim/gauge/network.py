@@ -286,7 +286,7 @@ def conjugate_gradients(
     gamma = right.square().sum()
     for number in range(max_iterations):
         is_open = gamma > goal.square()
-        if number % _BETWEEN_LOOKS == 0 and not all(_device.read(is_open)):
+        if number % _BETWEEN_LOOKS == 0 and all(_device.read(~is_open)):
             break
         moved = system(direction)
         # Once solved it must not go on: only rounding is left, which a singular system cannot solve.

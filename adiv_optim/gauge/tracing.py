@@ -60,10 +60,11 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         4 free log-scales
     """
     program = _exported(model, example_input)
-    names, uses = _first_names(model), Uses()
+    names = _first_names(model)
     # Operations for a log alone move nothing, and would pin their inputs.
     program.graph_module.graph.eliminate_dead_code()
     with torch.device("cpu"):  # where channels are under any default
+        uses = Uses()
         outputs = _Interpreter(program.graph_module, uses).run(*_inputs(program, names))
         for value in pytree.tree_leaves(outputs):
             if isinstance(value, Activation):

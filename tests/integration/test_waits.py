@@ -35,13 +35,13 @@ LAYERS = 4
 WAITS = {
     "input-scaled": 1 + LAYERS,
     "preconditioned": 1 + LAYERS,
-    # Whether the sums are finite, a round of conjugate gradients between two residuals, and how far the scales moved.
-    "unit-consistent": 5,
+    # Whether the sums are finite, whether the equations are solved, and how far the scales moved.
+    "unit-consistent": 3,
     # How uneven the covariance is, its eigenvalues, and whether the root is finite.
     "whitened": 1 + 3 * LAYERS,
     # Its leading eigenvectors, and whether the root made of them is finite.
     "whitened-rank": 1 + 2 * LAYERS,
-    "layer-gauge": 5 + LAYERS,
+    "layer-gauge": 3 + LAYERS,
 }
 OPTIMIZERS = {
     "adamw": torch.optim.AdamW,
