@@ -14,7 +14,7 @@ from .._checks import check_count
 from .._device import widest, without_autocast
 from ..attach import attach
 from ..corrections import Correction, check_correction
-from ..jacobian.modules import Call, choose_layers, mixes_samples, same_randomness
+from ..jacobian.modules import Call, choose_layers, same_randomness, why_mixed
 from ..optim import OptimizerWrapper
 from ..rows.layers import Corrected, plain_type
 from ..rows.models import refuse_attached
@@ -202,7 +202,7 @@ def _measure(
 def _why_not(module: nn.Module) -> str | None:
     if any(isinstance(inside, Corrected) for inside in module.modules() if inside is not module):
         return "layers inside it have a correction: name those"
-    if why := mixes_samples(module):
+    if why := why_mixed(module):
         return why
     if has_closed_form(module) and not isinstance(module._parameters.get("weight"), nn.Parameter):
         return "a hook computes its weight before every call; use torch.nn.utils.parametrizations instead"

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .._checks import check_count, check_not_negative, given
 from ..rows.models import Coverage, refuse_attached, refuse_lazy
-from .modules import mixes_samples
+from .modules import why_mixed
 from .terms import Parameters, Term, Terms, check_memory, solver
 
 #: A step that lowers the loss by less than this share of it is tried again with more damping.
@@ -150,7 +150,7 @@ class GaussNewton(Optimizer):
         loss = r.square().sum() / 2
         if not loss.isfinite():
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
-        check_memory(len(r), residuals.differentiated_at_once(self.chunk_size), residuals.points, group["params"])
+        check_memory(len(r), residuals.differentiated_at_once(self.chunk_size), residuals.sample_count, group["params"])
         jacobian = residuals.jacobian(before, self.chunk_size)
         start = max(start, (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2)
         if loss > WORSE * group.get("last_loss", math.inf):
@@ -177,7 +177,7 @@ class GaussNewton(Optimizer):
         refuse_attached("GaussNewton.step", self.network, remedy)
         for path, module in self.network.named_modules():
             where = f"GaussNewton.step: {path or 'the network'}"
-            if why := mixes_samples(module):
+            if why := why_mixed(module):
                 raise ValueError(f"{where}: {why}, so none has a Jacobian of its own; call .eval().")
             if module.training and isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise ValueError(

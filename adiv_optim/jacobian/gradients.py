@@ -13,7 +13,7 @@ from .._checks import check_count, given
 from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import refuse_attached
-from .modules import Call, Parts, as_rows, batched, choose_layers, differentiate, mixes_samples, pure
+from .modules import Call, Parts, as_rows, batched, choose_layers, differentiate, pure, why_mixed
 
 #: The remedy for a model that has corrections.
 BY_ITSELF = (
@@ -44,7 +44,7 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         {'weight': (5, 2, 2, 3), 'bias': (5, 2, 2)}
     """
     refuse_attached("layer_jacobians", layer, BY_ITSELF)
-    if why := mixes_samples(layer):
+    if why := why_mixed(layer):
         raise ValueError(f"{why}; they have no Jacobian each.")
     trained, run = pure(layer)
     if not trained:
@@ -183,7 +183,7 @@ def _loss_and_gradients(
 
 def _check_layers(chosen: Mapping[str, nn.Module]) -> None:
     for path, layer in chosen.items():
-        if why := mixes_samples(layer):
+        if why := why_mixed(layer):
             raise ValueError(f"layer {path!r}: {why}; they have no Jacobian each: leave it out of `layers`.")
         inside = {id(module) for module in layer.modules() if module is not layer}
         if within := next((other for other, module in chosen.items() if id(module) in inside), None):

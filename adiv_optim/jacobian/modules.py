@@ -114,7 +114,7 @@ def _why_left_out(module: nn.Module) -> str | None:
     return None
 
 
-def mixes_samples(module: nn.Module) -> str:
+def why_mixed(module: nn.Module) -> str:
     """Return why samples of a module's input have no Jacobians of their own, or ""."""
     by_batch = isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
     return f"{type(module).__name__} mixes the samples of a batch" if by_batch else ""

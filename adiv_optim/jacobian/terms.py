@@ -63,17 +63,17 @@ class Terms:
         return max(count * size for count, size in zip(counts, self.sizes, strict=True))
 
     @property
-    def points(self) -> int:
+    def sample_count(self) -> int:
         """How many samples there are."""
         return sum(len(tensors[0]) for tensors in self.samples)
 
     @property
-    def rows(self) -> int:
+    def residual_count(self) -> int:
         """How many residuals there are."""
         return sum(len(tensors[0]) * size for tensors, size in zip(self.samples, self.sizes, strict=True))
 
     def evaluate(self, parameters: Parameters) -> Tensor:
-        """Return the residuals at some parameters, (rows,), each divided by the root of its term's count."""
+        """Return the residuals at some parameters, (residuals,), each divided by the root of its term's count."""
         by_term = []
         for residual, tensors in zip(self.residuals, self.samples, strict=True):
             run = vmap(lambda *sample, r=residual: _call(r, parameters, sample))
@@ -82,10 +82,10 @@ class Terms:
         return torch.cat([values.flatten() / values.numel() ** 0.5 for values in by_term])
 
     def jacobian(self, parameters: Parameters, chunk_size: int | None) -> Tensor:
-        """Return J at some parameters, (rows, θ), in their order; samples are differentiated by chunks."""
+        """Return J at some parameters, (residuals, θ), in their order; samples are differentiated by chunks."""
         widths = [parameter.numel() for parameter in parameters.values()]
         first = next(iter(parameters.values()))
-        whole, row = first.new_empty(self.rows, sum(widths)), 0
+        whole, row = first.new_empty(self.residual_count, sum(widths)), 0
         for residual, tensors, size in zip(self.residuals, self.samples, self.sizes, strict=True):
             count = len(tensors[0])
 
