@@ -129,6 +129,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "points-stay-soap": ("{before:.0e} → {after:.0e}", _STAY, "soap"),
     "start": ("{factor:.0f}", partial(varied, start="pytorch")),
     "tuned-twice": ("{first:.1e} and {second:.1e}", tuned_twice, "burgers"),
+    "tuned-twice-reaction": ("{first:.1e} and {second:.1e}", tuned_twice, "reaction"),
     "price-picture-soap": ("{price:.1f} ×", price, "picture, Fourier features, equal time, SOAP"),
     "price-picture-adam": ("{price:.1f} ×", price, "picture, Fourier features, equal time, Adam"),
     "price-cnn": ("{price:.1f} ×", price, "CNN without a normaliser, Adam"),
