@@ -76,7 +76,7 @@ class GaussNewton(Optimizer):
     activations that they keep for their backward pass come on top. A step that needs more than the machine has free is
     refused before J is computed.
 
-    There is no learning rate, so schedulers of one have nothing to set; `zero_grad` and `backward` are not needed.
+    There is no learning rate, so that schedulers of one raise a KeyError; `zero_grad` and `backward` are not needed.
 
     Args:
         network: any module that torch.func can differentiate; all its trainable parameters are stepped, frozen ones are

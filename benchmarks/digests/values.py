@@ -1,13 +1,13 @@
 """Numbers in the sentences of pages, by name: `report --pages` writes them into `<!-- value:NAME -->…<!-- -->`."""
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..studies import table1
+from ..studies import equations, table1
 from .calls import CALLS
 from .comparisons import beside, settings, table
 from .reached import Stores, measure_of, reached, timings
@@ -80,28 +80,24 @@ def on_gpu(stores: Stores, pattern: str) -> Numbers:
     return {**times(stores, suite, pattern, file), "memory": memory(stores, suite, pattern, file)["high"]}
 
 
-def varied(stores: Stores, optimizer: str = "", **wanted: str) -> Numbers:
-    """Errors on equations of one seed as shown and with one setting changed; the largest factor between any two."""
-    shown, pairs = stores["equations"].read(), list[tuple[float, float]]()
-    for r in stores["equations"].read("varied"):
-        if optimizer in ("", r["settings"]["optimizer"]) and wanted.items() <= r["settings"].items():
-            draws = "once" if r["settings"]["optimizer"] == "self-scaled-bfgs" else "anew"
-            before = {name: value for name, value in r["settings"].items() if name != "start"} | {"draws": draws}
-            pairs.append((next(s["error"][-1] for s in shown if s["settings"] == before), r["score"]))
-    first, changed = pairs[0]
-    return {"before": first, "after": changed, "factor": max(max(a / b, b / a) for a, b in pairs)}
+def points_that_stay(stores: Stores, optimizer: str) -> Numbers:
+    """The errors of an optimizer alone on Korteweg and de Vries' equation, with points that are new, and that stay."""
+    of_arm = equations.varied(stores["equations"])["korteweg-de-vries", equations.SOAP._replace(optimizer=optimizer)]
+    return {"before": of_arm["as above"], "after": of_arm["points that stay"]}
+
+
+def initialisation(stores: Stores) -> Numbers:
+    """The largest factor between an error by Xavier's initialisation and by PyTorch's."""
+    every = equations.varied(stores["equations"]).values()
+    ratios = [(e["PyTorch's initialisation"] or math.inf) / (e["as above"] or math.inf) for e in every]
+    return {"factor": max(max(ratio, 1 / ratio) for ratio in ratios)}
 
 
 def tuned_twice(stores: Stores, equation: str) -> Numbers:
-    """The medians of SOAP by the settings of two searches, of the network that the second has."""
-    again = [r for r in stores["equations"].read("again") if r["settings"]["equation"] == equation]
-    width = f"hidden={again[0]['settings']['hidden']}"
-    (runs,) = settings(f"method=none; optimizer=soap; equation={equation}; {width}")
-    first = statistics.median(reached(stores, "equations", **runs).values())
-    return {"first": first, "second": statistics.median(r["score"] for r in again)}
+    """The medians of SOAP by the settings of two searches."""
+    return dict(zip(("first", "second"), equations.tuned_twice(stores["equations"])[equation], strict=True))
 
 
-_STAY = partial(varied, equation="korteweg-de-vries", method="none", draws="once")
 #: Name → a phrase, what its numbers are of, and the words that this is told.
 VALUES: dict[str, tuple[Any, ...]] = {
     **{row["name"]: (row["phrase"], lead, row["file"], row["runs"], row["others"]) for row in table("values")},
@@ -125,9 +121,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "gpu-muon-50": ("{high:.1f}", on_gpu, "^Muon.*every 50"),
     "gpu-memory": ("{memory:.2f} times", on_gpu, ""),
     "gauss-newton": ("{low:.1f} plain steps", newton_step),
-    "points-stay": ("{before:.0e} → {after:.0e}", _STAY, "gauss-newton"),
-    "points-stay-soap": ("{before:.0e} → {after:.0e}", _STAY, "soap"),
-    "start": ("{factor:.0f}", partial(varied, start="pytorch")),
+    "points-stay": ("{before:.0e} → {after:.0e}", points_that_stay, "gauss-newton"),
+    "points-stay-soap": ("{before:.0e} → {after:.0e}", points_that_stay, "soap"),
+    "start": ("{factor:.0f}", initialisation),
     "tuned-twice": ("{first:.1e} and {second:.1e}", tuned_twice, "burgers"),
     "tuned-twice-reaction": ("{first:.1e} and {second:.1e}", tuned_twice, "reaction"),
     "price-picture-soap": ("{price:.1f} ×", price, "picture, Fourier features, equal time, SOAP"),

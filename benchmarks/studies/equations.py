@@ -97,7 +97,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
             {place: _times(runs) for place, runs in best.items()},
             f"Median of the seconds of one core after which the relative L2 error was at most {times}",
         ),
-        **_varied(store, name, best),
+        **_varied(store, name),
         **sections(store, name, folder, _LOOK, _named, lambda arm: True),
     }
 
@@ -196,25 +196,35 @@ def _of_soap(best: Mapping[Place, list[Result]]) -> dict[str, list[Result]]:
     return {equation: best[equation, SOAP] for equation in VARIED if (equation, SOAP) in best}
 
 
-def _varied(store: Store, name: str, best: Mapping[Place, list[Result]]) -> Sections:
-    """A table of the errors; nothing before there are runs."""
-    scores, rows = {r["key"]: r["score"] for r in store.read("varied")}, list[dict[str, str | Cell]]()
-    for (equation, key), result in _shown(best):
+def varied(store: Store) -> dict[Place, dict[str, float | None]]:
+    """Place → the error of its run as shown, and with each of `CHANGES` that has been made."""
+    scores = {r["key"]: r["score"] for r in store.read("varied")}
+    errors_of = dict[Place, dict[str, float | None]]()
+    for place, result in _shown(_better_networks(store.read())):
         keys = {about: other.key("varied") for about, other in _changed(result).items()}
-        if scores.keys() & keys.values():
-            cells = {"as above": exact(result["error"][-1], ".1e"), **dict.fromkeys(CHANGES, Cell("", {}))}
-            cells |= {about: exact(scores.get(key), ".1e") for about, key in keys.items()}
-            rows.append({"equation": _short(equation), "arm": label(key._asdict()), **cells})
+        if made := {about: scores[key] for about, key in keys.items() if key in scores}:
+            errors_of[place] = {"as above": result["error"][-1], **made}
+    return errors_of
+
+
+def tuned_twice(store: Store) -> dict[str, tuple[float, float]]:
+    """Equation → the medians of SOAP by the settings of two searches."""
+    again = grouped(store.read("again"), lambda r: r["settings"]["equation"])
+    first = _of_soap(_better_networks(store.read()))
+    return {e: (_middle(first[e]), statistics.median(r["score"] for r in runs)) for e, runs in again.items()}
+
+
+def _varied(store: Store, name: str) -> Sections:
+    """A table of the errors; nothing before there are runs."""
+    rows = list[dict[str, str | Cell]]()
+    for (equation, key), found in varied(store).items():
+        cells = {about: exact(found.get(about), ".1e") for about in ("as above", *CHANGES)}
+        rows.append({"equation": _short(equation), "arm": label(key._asdict()), **cells})
     if not rows:
         return {}
-    again = grouped(store.read("again"), lambda r: r["settings"]["equation"])
-    pairs = [
-        f"{_short(equation)} {_middle(runs):.1e} and {statistics.median(r['score'] for r in again[equation]):.1e}"
-        for equation, runs in _of_soap(best).items()
-        if equation in again
-    ]
-    tuned_twice = f" SOAP, tuned on two seeds in turn, has medians of {', '.join(pairs)}." if pairs else ""
-    return {f"{name}-varied": Section([Table.of(rows), _ABOUT + tuned_twice])}
+    pairs = [f"{_short(e)} {first:.1e} and {second:.1e}" for e, (first, second) in tuned_twice(store).items()]
+    twice = f" SOAP, tuned on two seeds in turn, has medians of {', '.join(pairs)}." if pairs else ""
+    return {f"{name}-varied": Section([Table.of(rows), _ABOUT + twice])}
 
 
 def _short(equation: str) -> str:
@@ -314,7 +324,8 @@ def _lower(best: EquationRun, store: Store) -> list[EquationRun]:
 STUDIES = {
     "equations": Study(
         "differential equations, nonlinear ones first, by a network", _run, report, EquationOptions(),
-        makes=[Recipe(26.0)], smoke="--equation burgers --optimizer gauss-newton --width 20 --seeds 1 --steps 1",
+        makes=[Recipe(27.0, options=("", "--varied"))],
+        smoke="--equation burgers --optimizer gauss-newton --width 20 --seeds 1 --steps 1",
         page="docs/results/equations.md",
     )
 }  # fmt: skip
