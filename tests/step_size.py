@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=11, lines=2240, functions=101, lines_of_functions=900)
+LIMIT = Size(files=11, lines=2148, functions=105, lines_of_functions=925)
 
 
 def training_step() -> Callable[[], None]:

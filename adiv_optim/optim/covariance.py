@@ -4,9 +4,9 @@ They are immutable: stacks have the old ones, and a checkpoint may have their te
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from .._device import local
 from ..functional.lines import lines_pay, sums_by_lines
 from ..functional.patches import Patches, gram_of
 from ..rows.layers import Layout
-from .roots import LowRank, Whole, inverse_root, joined, low_rank_inverse_root, strips_of, subspace_iteration
+from .roots import RightFactor, Whole, inverse_root, joined, strips_of
 
 
 class Sums(NamedTuple):
@@ -72,7 +72,15 @@ class MeanSquare:
 
     def updated(self, sums: Sums, decay: float) -> Self:
         """Return it with further sums, older ones times decay; a NoRootError where float64 has no eigenvectors."""
-        return self.with_statistics(_decayed(self.statistics, sums.parts, decay), decay * self.rows + sums.rows)
+        return self.with_statistics(decayed(self.statistics, sums.parts, decay), decay * self.rows + sums.rows)
+
+    def saved(self) -> list[Tensor]:
+        """Return the statistics as a checkpoint has them, the same from every device."""
+        return self.statistics
+
+    def loaded(self, saved: list[Tensor], rows: float) -> Self:
+        """Return the same with the statistics of a checkpoint, of so many rows."""
+        return self.with_statistics(saved, rows)
 
     def with_statistics(self, statistics: list[Tensor], rows: float) -> Self:
         """Return the same with another statistics, of so many rows."""
@@ -103,8 +111,11 @@ class Covariance(MeanSquare):
 
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
         self.with_bias, self.max_rows = with_bias, max_rows
-        features = Layout.of(module).features(local(module.get_parameter("weight")))
+        weight = local(module.get_parameter("weight"))
+        features = Layout.of(module).features(weight)
         self.size = features + with_bias
+        #: Whether a block is one strip: the calls of many cost a GPU more than they save.
+        self.is_whole = not (weight.is_cpu or self.depends_on_statistics)
         count = 1 if max_dim is None else -(-self.size // max_dim)
         ends = [*(self.size * k // count for k in range(count)), features]
         # Nearly equal slices of the features; the last one has the 1 beside it.
@@ -119,8 +130,20 @@ class Covariance(MeanSquare):
         return f"{high} columns" if count == 1 else f"{count} blocks of {low} to {high} columns"
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        shapes = [(self.groups, b - a, size - a) for size in self.sizes for a, b in strips_of(size)]
+        shapes = [(self.groups, b - a, size - a) for size in self.sizes for a, b in self._strips(size)]
         return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+
+    def _strips(self, size: int) -> list[tuple[int, int]]:
+        return strips_of(size, self.is_whole)
+
+    def saved(self) -> list[Tensor]:
+        if not self.is_whole:
+            return self.statistics
+        pairs = zip(self.statistics, self.sizes, strict=True)
+        return [block[..., a:b, a:].clone() for block, size in pairs for a, b in strips_of(size)]
+
+    def loaded(self, saved: list[Tensor], rows: float) -> Self:
+        return self.with_statistics(self._blocks(saved, strips_of) if self.is_whole else saved, rows)
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, step)
@@ -137,17 +160,17 @@ class Covariance(MeanSquare):
             count = gram.new_full((self.groups, 1, 1), number)
             last_row = torch.cat([total.mT, count], -1)
             gram = torch.cat([torch.cat([gram, bias_entry * total], -1), bias_entry * last_row], -2)
-        return [gram[..., a:b, a:].clone() for a, b in strips_of(*self.sizes)]
+        return [gram[..., a:b, a:].clone() for a, b in self._strips(*self.sizes)]
 
     def _products(self, rows: Tensor, bias_entry: int) -> list[Tensor]:
         strips: list[Tensor] = []
         for block, size in zip(self.blocks, self.sizes, strict=True):
             columns = rows[..., block]
-            strips += [gram_of([columns[..., a:b]], [columns[..., a:]]) for a, b in strips_of(size)]
+            strips += [gram_of([columns[..., a:b]], [columns[..., a:]]) for a, b in self._strips(size)]
         if self.with_bias:  # the 1 of x~ is the last column of the last block, and its last row
             total = bias_entry * columns.sum(-2)
             count = rows.new_full((self.groups, 1, 1), bias_entry * rows.shape[-2])
-            places = strips_of(size)
+            places = self._strips(size)
             for number, (a, b) in enumerate(places, start=len(strips) - len(places)):
                 strips[number] = torch.cat([strips[number], total[..., a : min(b, size - 1), None]], -1)
             last_row = torch.cat([total[..., None, a:], count], -1)
@@ -174,11 +197,14 @@ class Covariance(MeanSquare):
 
     def mean(self) -> list[Tensor]:
         """Return the blocks of A, made anew, each (groups, d, d)."""
-        strips = iter(self.statistics)
-        blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
-        return [block.div_(self.rows) for block in blocks]
+        return [block.div_(self.rows) for block in self._blocks(self.statistics, self._strips)]
 
-    def inverse_roots(self, damping: float, graft_norm: bool) -> Sequence[Whole | LowRank]:
+    def _blocks(self, statistics: Iterable[Tensor], strips: Callable[[int], Sequence[Any]]) -> list[Tensor]:
+        """Return the blocks that statistics make, made anew."""
+        parts = iter(statistics)
+        return [joined([next(parts) for _ in strips(size)]) for size in self.sizes]
+
+    def inverse_roots(self, damping: float, graft_norm: bool) -> Sequence[RightFactor]:
         """Return the inverse root of A + λI, with `graft_norm` divided by its mean eigenvalue, block by block.
 
         Raises:
@@ -188,110 +214,21 @@ class Covariance(MeanSquare):
         scale = self.mean_square() + ridge if graft_norm else torch.ones_like(ridge)
         return self._inverse_roots(scale, ridge / scale, self.size / damping + 1)
 
-    def _inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> Sequence[Whole | LowRank]:
+    def _inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> Sequence[RightFactor]:
         """Return the inverse roots of A / scale + ridge I, whose condition numbers are at most `condition`."""
         blocks = (block.div_(scale[..., None, None]) for block in self.mean())
         return [Whole(inverse_root(block, ridge, condition)) for block in blocks]
 
 
-class LowRankCovariance(Covariance):
-    r"""The leading eigenvectors U of A and their eigenvalues Λ, by one step of subspace iteration a measurement.
-
-    .. math:: S = \tilde X^\top (\tilde X U) + \mathrm{decay} \cdot U \Lambda, \qquad
-              U' \Lambda' U'^\top \approx S (U^\top S)^{-1} S^\top
-
-    and A's trace is kept beside them: 4 n d rank multiplications for n rows, and d rank numbers, where A itself takes n
-    d² and d². The part of earlier rows outside of U counts in the trace alone. Remembered of a block are U, UΛ and the
-    trace; sums are those of S and of the trace. `rank` of each block is less than it has columns; for the other
-    arguments see `Covariance`.
-    """
-
-    by_lines, depends_on_statistics = False, True
-
-    def __init__(
-        self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
-    ) -> None:
-        self.rank = rank
-        super().__init__(module, with_bias, max_dim, max_rows)
-
-    @property
-    def _bases(self) -> list[Tensor]:
-        return self.statistics[::3]
-
-    @property
-    def _sketches(self) -> list[Tensor]:
-        return self.statistics[1::3]
-
-    def traces(self) -> list[Tensor]:
-        return self.statistics[2::3]
-
-    def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """Return U of orthonormal columns drawn by chance, the same on all processes, and zeros."""
-        statistics: list[Tensor] = []
-        for size in self.sizes:
-            generator = torch.Generator().manual_seed(0)
-            drawn = torch.randn(size, self.rank, generator=generator, dtype=torch.float64, device="cpu")
-            basis = torch.linalg.qr(drawn).Q.to(device, dtype).repeat(self.groups, 1, 1)
-            statistics += [basis, torch.zeros_like(basis), basis.new_zeros(self.groups)]
-        return statistics
-
-    def no_sums(self) -> Sums:
-        pairs = zip(self._sketches, self.traces(), strict=True)
-        return Sums([torch.zeros_like(tensor) for pair in pairs for tensor in pair], 0)
-
-    def _products(self, rows: Tensor, bias_entry: int) -> list[Tensor]:
-        sums: list[Tensor] = []
-        for number, (block, basis) in enumerate(zip(self.blocks, self._bases, strict=True)):
-            x, u = rows[..., block], basis.to(rows)
-            inside, square = x @ u[..., : x.shape[-1], :], torch.linalg.vector_norm(x, dim=(-2, -1)).square()
-            if has_bias := self.with_bias and number == len(self.blocks) - 1:
-                inside += bias_entry * u[..., -1:, :]
-                square += bias_entry * x.shape[-2]
-            parts = [gram_of([inside], [x]).mT, *[bias_entry * inside.sum(-2, keepdim=True)] * has_bias]
-            sums += [torch.cat(parts, -2), square]
-        return sums
-
-    def updated(self, sums: Sums, decay: float) -> Self:
-        before = [tensor for pair in zip(self._sketches, self.traces(), strict=True) for tensor in pair]
-        new = _decayed(before, sums.parts, decay)
-        statistics: list[Tensor] = []
-        for basis, sketch, trace in zip(self._bases, new[::2], new[1::2], strict=True):
-            values, vectors = subspace_iteration(sketch, basis.to(sketch), trace / basis.shape[-2])
-            statistics += [vectors, vectors * values[..., None, :], trace]
-        return self.with_statistics(statistics, decay * self.rows + sums.rows)
-
-    def extremes(self) -> Tensor:
-        """Return those of the approximation to A: all eigenvalues but the leading ones are their mean."""
-        ends = []
-        for (trace, values, _), size in zip(self.spectra(), self.sizes, strict=True):
-            rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)
-            ends.append(torch.stack([torch.minimum(rest, values.amin(-1)), torch.maximum(rest, values.amax(-1))]))
-        return torch.stack(ends, 1)
-
-    def spectra(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return the trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
-        return [
-            # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
-            (trace / self.rows, (basis * sketch).sum(-2) / self.rows, basis)
-            for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True)
-        ]
-
-    def _inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[LowRank]:
-        return [
-            low_rank_inverse_root(trace / scale, values / scale[..., None], vectors, ridge)
-            for trace, values, vectors in self.spectra()
-        ]
+def stacked_covariance(covariances: Sequence[MeanSquare]) -> MeanSquare:
+    """Return that of several layers of one kind and number of rows, as if they were groups of one layer."""
+    first, *others = covariances
+    if not others:
+        return first
+    parts = zip(*(covariance.statistics for covariance in covariances), strict=True)
+    return first.with_statistics([*map(torch.cat, parts)], first.rows)
 
 
-def covariance_of(
-    module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
-) -> Covariance:
-    """Return the covariance of a layer, of low rank where that is less than each block has columns."""
-    whole = Covariance(module, with_bias, max_dim, max_rows)
-    if rank is None or rank >= min(whole.sizes):
-        return whole
-    return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
-
-
-def _decayed(statistics: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
+def decayed(statistics: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
+    """Return sums with older ones, times decay, added to them."""
     return [new.add(old.to(new), alpha=decay) if decay else new for new, old in zip(sums, statistics, strict=True)]

@@ -12,7 +12,7 @@ from .. import _device
 from .._checks import check_count, check_positive, given
 from ..rows.models import Skip
 from .by_inputs import count_rows, covariance_metrics, treatment
-from .covariance import Covariance, covariance_of
+from .covariance import Covariance
 from .mapped import Mapped
 from .roots import NoRootError, RightFactor, Whole
 from .watch import Watch
@@ -99,7 +99,7 @@ class Preconditioned(Mapped):
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
         change = ChangeOfVariables(
-            partial(covariance_of, max_dim=max_dim, max_rows=max_rows),
+            partial(Covariance, max_dim=max_dim, max_rows=max_rows),
             partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
             partial(covariance_metrics, damping=damping),

@@ -1,4 +1,4 @@
-"""Strips of symmetric matrices, and inverse roots: whole, or as c times the identity plus a matrix of low rank.
+"""Strips of symmetric matrices, their inverse roots, and the factors made of these.
 
 XᵀX is symmetric: strips of rows from the diagonal on are little more than half of it.
 """
@@ -16,16 +16,13 @@ from .. import _device
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
 
-#: The error of products of float32 numbers where torch.set_float32_matmul_precision lets a GPU round them.
-_TF32 = 2**-11
-
 #: How many rows are one strip.
 STRIP = 64
 
 
-def strips_of(size: int) -> list[tuple[int, int]]:
-    """Return first and last row of the strips of a matrix, nearly equal."""
-    count = max(1, size // STRIP)
+def strips_of(size: int, is_whole: bool = False) -> list[tuple[int, int]]:
+    """Return first and last row of the strips of a matrix, nearly equal; of a whole one there is but one."""
+    count = 1 if is_whole else max(1, size // STRIP)
     return list(pairwise(size * k // count for k in range(count + 1)))
 
 
@@ -74,9 +71,9 @@ def _finite(tensor: Tensor) -> Tensor:
 def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tensor:
     r"""Return :math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
 
-    By eigenvalues; in float64 where `condition`, an upper bound of the condition number of A + λI, is large, or columns
-    are far apart in scale. A column that is 0 off A's diagonal, as of an
-    input that is always 0, is exactly so in the root: rounding there would make a gradient where there is none.
+    By eigenvalues; in float64 where `condition`, an upper bound of (trace of A) / λ + 1, is large, or columns are far
+    apart in scale. Where neither is so, an accelerator takes `by_products`. A column that is 0 off A's diagonal, as of
+    an input that is always 0, is exactly so in the root: rounding there would make a gradient where there is none.
     """
     variances = matrix.diagonal(dim1=-2, dim2=-1)
     least = torch.where(variances > 0, variances, torch.inf).amin(-1)
@@ -86,9 +83,11 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     shifted = _device.to_float64(matrix) if precise else matrix
     shifted = shifted / level[..., None, None].to(shifted.device)
     shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None].to(shifted.device))
-    values, vectors = eigh(shifted)
-    half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
-    product = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
+    product = None if precise or shifted.is_cpu else by_products(shifted, condition)
+    if product is None:
+        values, vectors = eigh(shifted)
+        half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
+        product = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
     inverse = product.div_(level[..., None, None].to(product).sqrt()).to(matrix)
     if not all(_device.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
@@ -100,37 +99,48 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     return inverse
 
 
-def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the eigenvalues and eigenvectors of A as far as S = AU tells; the columns of U are orthonormal.
+def by_products(matrix: Tensor, condition: float) -> Tensor | None:
+    r"""Return M^(-1/2) of symmetric M, (n, d, d), by products alone; or None where they have not come near it.
 
-    .. math:: A \approx S (U^\top S)^{-1} S^\top = U' \Lambda U'^\top
+    .. math:: T = \tfrac12 (3 I - Z Y), \qquad Y \leftarrow Y T, \qquad Z \leftarrow T Z
 
-    (Nyström's; Tropp, Yurtsever, Udell & Cevher 2017, arXiv 1706.05736). It is at most A, A itself if that has no more
-    eigenvalues than U has columns, and U' is orth(AU), a step of subspace iteration: called again with AU', it follows
-    an A that drifts from call to call. `level` is the mean eigenvalue of A. Raises as `eigh` does.
+    from Y = M / ‖M‖ and Z = I, which go to its root and the inverse of that (Higham 2008, Functions of Matrices, Eq.
+    6.35). A GPU has 12 such steps behind it before cuSOLVER has tridiagonalised the matrix. `condition` is at least
+    ‖M‖ / (M's least eigenvalue), and says how many steps there are.
     """
-    level = torch.where(level > 0, level, 1.0)[..., None, None]
-    sketch = sketch / level
-    inner = basis.mT @ sketch
-    # The shift damps directions that rounding may have made.
-    identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
-    factor = torch.full_like(inner, torch.nan)
-    for rounding in (_TF32, torch.finfo(inner.dtype).eps):
-        small = 10 * rounding * (1 + inner.diagonal(dim1=-2, dim2=-1).sum(-1))
-        triangle, failed = torch.linalg.cholesky_ex((inner + inner.mT) / 2 + small[..., None, None] * identity)
-        factor = torch.where((failed == 0)[..., None, None], triangle, factor)
-    orthonormal, rest = torch.linalg.qr(sketch)
-    half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
-    # Shifted by the mean eigenvalue, for `eigh`: small eigenvalues lose digits by it, which large ones do not need.
-    values, rotation = eigh(half.mT @ half + identity)
-    values = values - 1
-    some = (values > 10 * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(1.0))[..., None, :]
-    # Rounding is no eigenvalue. And a column of A that is 0 is so in the eigenvectors of all others.
-    vectors = (orthonormal @ rotation).masked_fill_(some & (sketch == 0).all(-1, keepdim=True), 0.0)
-    return torch.where(some[..., 0, :], values, 0.0) * level[..., 0], vectors
+    is_rounded = torch.get_float32_matmul_precision() != "highest"  # to ten bits, in products of float32
+    work = _device.to_float64(matrix) if is_rounded else matrix
+    identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device).expand_as(work)
+    norm = torch.linalg.matrix_norm(work, keepdim=True)
+    root, inverse, least = work / norm, identity, condition**-0.5
+    while least < 1 - torch.finfo(matrix.dtype).eps:
+        step = torch.baddbmm(identity, inverse, root, beta=1.5, alpha=-0.5)
+        root, inverse, least = root @ step, step @ inverse, least * (3 - least**2) / 2
+    inverse = (inverse + inverse.mT) / 2
+    (error,) = _device.read((inverse @ root - identity).abs().max())
+    return (inverse / norm.sqrt()).to(matrix) if error < 1e-3 else None
 
 
-class Whole:
+class RightFactor:
+    """A matrix M that [W, b] is multiplied with from the right, or one for each layer of a stack."""
+
+    #: M⁻¹.
+    inverse: "cached_property[Any]"
+
+    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
+        """Return [W, b] M, the columns of W and that of b by themselves; the result may `overwrite` the parts."""
+        raise NotImplementedError
+
+    def stacked(self, others: Sequence[Any]) -> "RightFactor":
+        """Return that of a stack: of this one's layer and others of its kind and shape."""
+        raise NotImplementedError
+
+    def unstacked(self, count: int) -> Sequence["RightFactor"]:
+        """Return those of the layers of a stack, of so many: the inverse of `stacked`."""
+        return [self]
+
+
+class Whole(RightFactor):
     """A symmetric matrix M itself, shape (…, d, d)."""
 
     def __init__(self, matrix: Tensor) -> None:
@@ -159,44 +169,14 @@ class Whole:
         """M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
         return Whole(torch.linalg.inv_ex(_device.to_float64(self.matrix)).inverse.to(self.matrix))
 
+    def stacked(self, others: Sequence["Whole"]) -> "Whole":
+        return Whole(torch.cat([self.matrix, *(other.matrix for other in others)])) if others else self
 
-class LowRank:
-    """M = c I + U diag(s) Uᵀ, c being `level`, of shape (…), or a number, which costs no further pass."""
-
-    def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
-        self.level, self.vectors, self.weights = level, vectors, weights
-        scaled = vectors * weights[..., None, :]
-        #: Uᵀ and U diag(s), all rows of U, those of W, and that of b.
-        self.rows = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
-
-    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
-        """Return [W, b] M; see `Whole`."""
-        weight = parts[0]
-        if weight.dtype != self.vectors.dtype or weight.device != self.vectors.device:  # the model has been converted
-            level = self.level.to(weight) if isinstance(self.level, Tensor) else self.level
-            return LowRank(level, self.vectors.to(weight), self.weights.to(weight)).right_multiply(parts, overwrite)
-        (every, every_scaled), (ours, scaled), (last, last_scaled) = self.rows
-        if len(parts) == 1:
-            return [self._outside(weight, weight @ every_scaled, every, overwrite)]
-        bias = parts[1]
-        inside = (weight @ scaled).addcmul_(bias, last_scaled)
-        return [self._outside(weight, inside, ours, overwrite), self._outside(bias, inside, last, overwrite)]
-
-    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, overwrite: bool) -> Tensor:
-        out = part if overwrite else None
-        if isinstance(self.level, float):
-            multiply = torch.addmm if part.dim() == 2 else torch.baddbmm
-            return multiply(part, inside, vectors, beta=self.level, out=out)
-        return torch.mul(part, self.level[..., None, None], out=out).baddbmm_(inside, vectors)
-
-    @cached_property
-    def inverse(self) -> "LowRank":
-        """M⁻¹."""
-        level = self.level[..., None] if isinstance(self.level, Tensor) else self.level
-        return LowRank(1 / self.level, self.vectors, 1 / (level + self.weights) - 1 / level)
+    def unstacked(self, count: int) -> Sequence["Whole"]:
+        return [*map(Whole, self.matrix.chunk(count))] if count > 1 else [self]
 
 
-class Scales:
+class Scales(RightFactor):
     """A diagonal M, for one parameter: positive factors d, e, … that broadcast to a view of it and multiply it.
 
     Args:
@@ -225,32 +205,3 @@ class Scales:
     def inverse(self) -> "Scales":
         """M⁻¹."""
         return Scales([1 / factor for factor in self.factors], self.shape)
-
-
-#: A matrix that [W, b] is multiplied with from the right.
-RightFactor = Whole | LowRank | Scales
-
-
-def stacked(factors: Sequence[Any]) -> Any:
-    """Return the factors of several layers of one kind and shape, each (groups, d, d), as that of a stack of layers."""
-    if isinstance(factors[0], Whole):
-        return Whole(torch.cat([factor.matrix for factor in factors]))
-    levels = [torch.as_tensor(factor.level).to(factor.weights).view(-1) for factor in factors]
-    vectors, weights = (torch.cat([getattr(factor, name) for factor in factors]) for name in ("vectors", "weights"))
-    return LowRank(torch.cat(levels), vectors, weights)
-
-
-def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge: Tensor) -> LowRank:
-    r"""Return the inverse root of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
-
-    .. math:: (A + \lambda I)^{-1/2} \approx (\tau + \lambda)^{-1/2} I
-              + U \left( (\Lambda + \lambda)^{-1/2} - (\tau + \lambda)^{-1/2} \right) U^\top
-    """
-    size, rank = vectors.shape[-2:]
-    level = (((trace - values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
-    weights = (values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
-    weights = torch.where(values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
-    finite, *first = _device.read((level.sum() + weights.sum()).isfinite(), level)
-    if not finite:
-        raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
-    return LowRank(level if level.numel() > 1 else first[0], vectors, weights)

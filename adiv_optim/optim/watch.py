@@ -10,19 +10,21 @@ from .._checks import check_count, check_not_negative, warn
 from .._device import addresses
 from .._distributed import DataParallelGroup
 from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
-from .covariance import MeanSquare
+from .covariance import MeanSquare, stacked_covariance
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
-from .roots import NoRootError, RightFactor, Scales, stacked
+from .roots import NoRootError, RightFactor, Scales
 from .step import Stack
 from .watching import ChangeOfVariables, MeasuredLayers
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
-#: Entries of a weight up to which layers are multiplied together: a call costs them more than its products.
-_SMALL = 2**12
+
+#: Entries of a weight up to which layers are multiplied together: a call costs them more than its products. On a GPU a
+#: product is soon done.
+_SMALL, _SMALL_ON_GPU = 2**12, 2**22
 
 
 class Watch(MeasuredLayers):
@@ -130,7 +132,7 @@ class Watch(MeasuredLayers):
         if moving != self._moving:
             together: dict[Any, list[LayerInputs]] = {}
             for layer in layers:
-                together.setdefault(_stacking_key(layer), []).append(layer)
+                together.setdefault(kind_of(layer), []).append(layer)
             self._moving, self._stacks = moving, [(each, self._stack(each)) for each in together.values()]
         return [stack for _, stack in self._stacks if stack is not None]
 
@@ -144,7 +146,7 @@ class Watch(MeasuredLayers):
             return None if start == scale == 1 else Stack(parameters, [Scales([1 / start])], shrink=start / scale)
         return Stack(
             parameters,
-            factors if len(layers) == 1 else [stacked([each.factors[0] for each in layers if each.factors])],
+            [factor.stacked(others) for factor, *others in zip(*(each.factors or () for each in layers), strict=True)],
             layout=first.layout,
             layers=len(layers),
             blocks=first.covariance.blocks,
@@ -169,13 +171,10 @@ class Watch(MeasuredLayers):
                 averages[layer], errors[layer] = layer.covariance, error
         if several:
             averages = agree(averages, self.process_group.group)
-        factors = dict[LayerInputs, list[RightFactor]]()
-        for layer, average in averages.items():
-            try:
-                if layer not in errors:
-                    factors[layer] = [*self.change.factors(average)]
-            except NoRootError as error:
-                errors[layer] = error
+        kinds = {*map(kind_of, averages)}
+        alike = [layer for layer in self.layers if kind_of(layer) in kinds]
+        factors, failed = self.factorise({layer: averages.get(layer, layer.covariance) for layer in alike})
+        errors |= {layer: error for layer, error in failed.items() if layer in averages}
         is_told = any(layer.failures for layer in self.layers)
         for layer in self.layers:
             layer.missed = 0 if layer in seen or layer.weight.grad is None else layer.missed + 1
@@ -190,6 +189,33 @@ class Watch(MeasuredLayers):
                 f"{layer.name}: {why}; the layer keeps what was measured before, or takes plain steps. Further "
                 "failures are counted in coverage() and metrics() without a word; a greater damping may help."
             )
+
+    def factorise(
+        self, averages: Mapping[LayerInputs, MeanSquare]
+    ) -> tuple[dict[LayerInputs, list[RightFactor]], dict[LayerInputs, NoRootError]]:
+        """Return R of every layer that has seen rows, block by block; and why others of these have none.
+
+        Layers of one kind go together, whichever of them was measured last: a run that goes on from a checkpoint has
+        the same R then, to the last bit.
+        """
+        together: dict[Any, dict[LayerInputs, MeanSquare]] = {}
+        for layer, average in averages.items():
+            if average.rows:
+                together.setdefault((kind_of(layer), average.rows), {})[layer] = average
+        factors, errors = dict[LayerInputs, list[RightFactor]](), dict[LayerInputs, NoRootError]()
+        waiting = [*together.values()]
+        while waiting:
+            each = waiting.pop()
+            try:
+                stacks = self.change.factors(stacked_covariance([*each.values()]))
+                every = zip(*(stack.unstacked(len(each)) for stack in stacks), strict=True)
+                factors |= zip(each, map(list, every), strict=True)
+            except NoRootError as error:
+                if len(each) == 1:
+                    errors |= dict.fromkeys(each, error)
+                else:  # those that have one get it
+                    waiting += [{layer: average} for layer, average in each.items()]
+        return factors, errors
 
     def count_step(self) -> None:
         # The scales that weights now stand in: still the old one where the learning rate is 0.
@@ -210,10 +236,10 @@ class Watch(MeasuredLayers):
             layer.armed, layer.step_index = due, self.steps
 
 
-def _stacking_key(layer: LayerInputs) -> Any:
+def kind_of(layer: LayerInputs) -> Any:
     """Return a key, equal for small layers of one shape."""
     covariance, weight = layer.covariance, layer.weight
-    is_alone = type(covariance) is MeanSquare or len(covariance.blocks) > 1
-    if is_alone or weight.numel() > _SMALL or hasattr(weight, "placements"):
+    most = _SMALL if weight.is_cpu else _SMALL_ON_GPU
+    if type(covariance) is MeanSquare or weight.numel() > most or hasattr(weight, "placements"):
         return id(layer)
     return type(covariance), layer.bias is None, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups

@@ -11,7 +11,7 @@ from .._device import has_gradient
 from ..rows.models import UNCALLED, Coverage, uncalled_words
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
-from .roots import NoRootError, RightFactor
+from .roots import RightFactor
 from .step import Stack
 from .wrapper import OURS
 
@@ -90,13 +90,14 @@ class MeasuredLayers(Watching):
     layers: list[LayerInputs]
     #: By name why other parameters take the plain step.
     untreated: dict[str, str]
+    factorise: Callable[[Mapping[LayerInputs, MeanSquare]], tuple[Mapping[LayerInputs, Any], Mapping[LayerInputs, Any]]]
 
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
         # Averages alone, since factors follow from them.
         every: dict[Tensor, dict[str, Any]] = {}
         for layer in self.layers:
             covariance, weight = layer.covariance, layer.weight
-            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.statistics)}
+            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.saved())}
             every[weight]["rows"] = covariance.rows
             if type(covariance) is MeanSquare:  # a scale of 0 is none yet
                 dtype = _device.widest_dtype(weight.device)
@@ -106,20 +107,18 @@ class MeasuredLayers(Watching):
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
         for layer in self.layers:
             layer.forget()
-            layer.factors, layer.failures, layer.spoiled = None, 0, 0
+            layer.spoiled = 0
             entries, new = (
                 remembered.get(layer.weight, {}),
                 self.change.covariance(layer.modules[0], layer.bias is not None),
             )
             device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
-            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.statistics)]
-            layer.covariance = new.with_statistics(statistics, entries.get("rows", 0.0))
+            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.saved())]
+            layer.covariance = new.loaded(statistics, entries.get("rows", 0.0))
             layer.last_scale = float(entries.get("last", 0.0))
-            if layer.covariance.rows:
-                try:
-                    layer.factors = [*self.change.factors(layer.covariance)]
-                except NoRootError:
-                    layer.failures = 1
+        factors, errors = self.factorise({layer: layer.covariance for layer in self.layers})
+        for layer in self.layers:
+            layer.factors, layer.failures = factors.get(layer), int(layer in errors)
 
     def metrics(self) -> dict[str, float]:
         return self.change.metrics(self.layers)

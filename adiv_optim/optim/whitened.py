@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from .._checks import check_count, check_positive, given
 from ..rows.models import Skip
 from .by_inputs import count_rows, covariance_metrics, treatment
-from .covariance import Covariance, covariance_of
+from .covariance import Covariance
+from .low_rank import covariance_of
 from .mapped import Mapped
 from .watch import Watch
 from .watching import ChangeOfVariables

@@ -158,7 +158,8 @@ def test_layers_wait_for_nothing(waits):
 def test_step_between_measurements_does_not_synchronize(wrap):
     model = network().cuda()
     (x, y) = (tensor.cuda() for tensor in images(1)[0])
-    optimizer = wrap(torch.optim.AdamW(model.parameters()), model, x)
+    settings = {"every": EVERY} if wrap in map(WRAPPERS.get, REMEMBERING) else {}
+    optimizer = wrap(torch.optim.AdamW(model.parameters()), model, x, **settings)
     train(model, optimizer, 3 * [(x, y)])
     with warnings.catch_warnings():  # torch says at every such call that the mode is a prototype
         warnings.simplefilter("ignore")

@@ -1,10 +1,14 @@
 """Square roots of covariances: against the definition."""
 
+import math
+
 import pytest
 import torch
 
-from adiv_optim.optim import roots
-from adiv_optim.optim.roots import LowRank, NoRootError, Whole, inverse_root, low_rank_inverse_root, subspace_iteration
+from adiv_optim.optim import low_rank
+from adiv_optim.optim.low_rank import LowRank, low_rank_inverse_root, subspace_iteration
+from adiv_optim.optim.roots import NoRootError, Whole, by_products, inverse_root
+from tests.helpers.cases import relative_error
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -27,6 +31,19 @@ def test_roots(dtype, limits, stack):
         assert (inverse @ root - eye).abs().max() <= limit
         assert (root @ root - full).abs().max() <= limit
         assert (inverse @ full - eye).abs().max() > 0.5  # one root is not enough
+
+
+@pytest.mark.parametrize("stack", [(1,), (2,)])
+def test_root_by_products_is_that_by_eigenvalues(stack):
+    for dtype, condition, limit in ((torch.float64, 1e6, 1e-8), (torch.float32, 1e4, 1e-3)):
+        q, _ = torch.linalg.qr(torch.randn(*stack, 64, 64))
+        values = torch.logspace(0, -math.log10(condition), 64)
+        matrix, wanted = ((q * values**power) @ q.mT for power in (1, -0.5))
+        # Of the Frobenius norm, and not the greatest eigenvalue.
+        found = by_products(matrix.to(dtype), 8 * condition)
+        assert relative_error(found.double(), wanted) <= limit
+        assert torch.equal(found, found.mT)
+    assert by_products(matrix, 10.0) is None  # of so few steps
 
 
 def covariance(*stack: int, size: int = 24) -> torch.Tensor:
@@ -93,7 +110,7 @@ def test_products_may_be_rounded_as_tf32_rounds_them(monkeypatch):
         found = subspace_iteration(sketch, basis, level)
         assert (found[0][-1] - values[0]).abs() <= 0.1
         with monkeypatch.context() as patch:
-            patch.setattr(roots, "_TF32", 0.0)
+            patch.setattr(low_rank, "_TF32", 0.0)
             try:
                 subspace_iteration(sketch, basis, level)
             except NoRootError:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adiv_optim.optim.roots import NoRootError, Whole, eigh, inverse_root, subspace_iteration
+from adiv_optim.optim.low_rank import subspace_iteration
+from adiv_optim.optim.roots import NoRootError, Whole, eigh, inverse_root
 from tests.helpers.cases import relative_error
 
 
