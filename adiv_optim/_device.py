@@ -37,6 +37,11 @@ def address(parameter: Parameter) -> int:
     return part.data_ptr() if part.layout is torch.strided else 0
 
 
+def on_accelerator(tensor: Tensor) -> bool:
+    """Whether calls cost a tensor's device more than their arithmetic, up to large matrices."""
+    return not tensor.is_cpu
+
+
 def read(*tensors: Tensor) -> list[float]:
     """Return all numbers of small tensors, one after another; the host waits for the device once.
 

@@ -4,9 +4,9 @@ They are immutable: stacks have the old ones, and a checkpoint may have their te
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,8 +114,8 @@ class Covariance(MeanSquare):
         weight = local(module.get_parameter("weight"))
         features = Layout.of(module).features(weight)
         self.size = features + with_bias
-        #: Whether a block is one strip: the calls of many cost a GPU more than they save.
-        self.is_whole = not (weight.is_cpu or self.depends_on_statistics)
+        #: Whether a block is one strip: the calls of many cost an accelerator more than they save.
+        self.is_whole = _device.on_accelerator(weight) and not self.depends_on_statistics
         count = 1 if max_dim is None else -(-self.size // max_dim)
         ends = [*(self.size * k // count for k in range(count)), features]
         # Nearly equal slices of the features; the last one has the 1 beside it.
@@ -139,11 +139,13 @@ class Covariance(MeanSquare):
     def saved(self) -> list[Tensor]:
         if not self.is_whole:
             return self.statistics
-        pairs = zip(self.statistics, self.sizes, strict=True)
+        pairs = zip(self._blocks(), self.sizes, strict=True)
         return [block[..., a:b, a:].clone() for block, size in pairs for a, b in strips_of(size)]
 
     def loaded(self, saved: list[Tensor], rows: float) -> Self:
-        return self.with_statistics(self._blocks(saved, strips_of) if self.is_whole else saved, rows)
+        parts = iter(saved)
+        blocks = ([next(parts) for _ in strips_of(size)] for size in self.sizes)
+        return self.with_statistics([*map(joined, blocks)] if self.is_whole else saved, rows)
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, step)
@@ -197,12 +199,14 @@ class Covariance(MeanSquare):
 
     def mean(self) -> list[Tensor]:
         """Return the blocks of A, made anew, each (groups, d, d)."""
-        return [block.div_(self.rows) for block in self._blocks(self.statistics, self._strips)]
+        return [block.div_(self.rows) for block in self._blocks()]
 
-    def _blocks(self, statistics: Iterable[Tensor], strips: Callable[[int], Sequence[Any]]) -> list[Tensor]:
-        """Return the blocks that statistics make, made anew."""
-        parts = iter(statistics)
-        return [joined([next(parts) for _ in strips(size)]) for size in self.sizes]
+    def _blocks(self) -> list[Tensor]:
+        """Return the sums as symmetric blocks, made anew."""
+        if self.is_whole:  # by one triangle, as checkpoints have it: products are symmetric up to rounding
+            return [block.triu() + block.triu(1).mT for block in self.statistics]
+        parts = iter(self.statistics)
+        return [joined([next(parts) for _ in strips_of(size)]) for size in self.sizes]
 
     def inverse_roots(self, damping: float, graft_norm: bool) -> Sequence[RightFactor]:
         """Return the inverse root of A + λI, with `graft_norm` divided by its mean eigenvalue, block by block.

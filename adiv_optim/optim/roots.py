@@ -83,7 +83,7 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     shifted = _device.to_float64(matrix) if precise else matrix
     shifted = shifted / level[..., None, None].to(shifted.device)
     shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None].to(shifted.device))
-    product = None if precise or shifted.is_cpu else by_products(shifted, condition)
+    product = by_products(shifted, condition) if _device.on_accelerator(shifted) and not precise else None
     if product is None:
         values, vectors = eigh(shifted)
         half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])

@@ -22,9 +22,8 @@ from .watching import ChangeOfVariables, MeasuredLayers
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
 
-#: Entries of a weight up to which layers are multiplied together: a call costs them more than its products. On a GPU a
-#: product is soon done.
-_SMALL, _SMALL_ON_GPU = 2**12, 2**22
+#: Entries of a weight up to which layers are multiplied together: a call costs them more than its products.
+_SMALL, _SMALL_ON_ACCELERATORS = 2**12, 2**22
 
 
 class Watch(MeasuredLayers):
@@ -239,7 +238,7 @@ class Watch(MeasuredLayers):
 def kind_of(layer: LayerInputs) -> Any:
     """Return a key, equal for small layers of one shape."""
     covariance, weight = layer.covariance, layer.weight
-    most = _SMALL if weight.is_cpu else _SMALL_ON_GPU
+    most = _SMALL_ON_ACCELERATORS if _device.on_accelerator(weight) else _SMALL
     if type(covariance) is MeanSquare or weight.numel() > most or hasattr(weight, "placements"):
         return id(layer)
     return type(covariance), layer.bias is None, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups

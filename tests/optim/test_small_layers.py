@@ -70,3 +70,25 @@ def trained(groups: Callable[..., Any], method: str, inner: Any, bias: bool) -> 
 def test_layers_of_one_optimizer_step_as_if_each_had_its_own(method, inner, bias):
     found, wanted = (trained(groups, method, inner, bias) for groups in (together, apart))
     assert all(relative_error(*pair) <= EXACT for pair in zip(found, wanted, strict=True))
+
+
+def test_layer_without_a_root_leaves_those_of_its_shape_theirs(monkeypatch):
+    """The covariance of the second layer alone has none."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
+    opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    eigh = torch.linalg.eigh
+
+    def failing(matrix: Tensor) -> Any:
+        if (matrix.diagonal(dim1=-2, dim2=-1).amax(-1) > 2.5).any():
+            raise torch.linalg.LinAlgError("planted")
+        return eigh(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    model[0].weight.data[0] = 1e3  # of which the second reads one large entry
+    model(torch.randn(7, 5)).square().mean().backward()
+    with pytest.warns(UserWarning, match=r"1\.weight: no eigenvalues found of a matrix of shape \(1, 6, 6\)"):
+        opt.step()
+    treated = opt.coverage().treated
+    assert {"0.weight", "2.weight"} <= treated.keys()
+    assert "1.weight" not in treated
