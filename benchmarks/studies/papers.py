@@ -246,14 +246,19 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
     "uc-long": ("rate", "D.3: is a normaliser optional, after convergence", 0.6, _LONG, _of_sgd(_LONG, epochs=30)),
 }  # fmt: skip
 
+#: Figures of which some panels have run at the paper's length: hours, file, and the panels.
+_WHOLE = {
+    "fig2": [(0.33, "fig2-long", ("16", "64"))],
+    "fig3": [(0.8, "fig3-long", ("16", "64 --methods none batchnorm layernorm"))],
+}
+
 
 def _study(name: str) -> Study:
     setting, help, hours, grids, shorter = _PROTOCOLS[name]
     lengths = {**presets(*grids), "reduced": shorter}
     makes, page = [Recipe(hours, options=("--preset reduced",), decides="")], _UC_PAGE if "uc-" in name else _MLP_PAGE
-    if name == "fig2":
-        whole = [f"--preset reduced --epochs 100 --device cuda --hidden {width}" for width in (16, 64)]
-        makes.append(Recipe(0.33, "fig2-long", whole))
+    for hours, own, panels in _WHOLE.get(name, ()):
+        makes.append(Recipe(hours, own, [f"--preset reduced --epochs 100 --device cuda --hidden {p}" for p in panels]))
     return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
 
 
