@@ -257,8 +257,8 @@ def _study(name: str) -> Study:
     setting, help, hours, grids, shorter = _PROTOCOLS[name]
     lengths = {**presets(*grids), "reduced": shorter}
     makes, page = [Recipe(hours, options=("--preset reduced",), decides="")], _UC_PAGE if "uc-" in name else _MLP_PAGE
-    for hours, own, panels in _WHOLE.get(name, ()):
-        makes.append(Recipe(hours, own, [f"--preset reduced --epochs 100 --device cuda --hidden {p}" for p in panels]))
+    for hours, own, widths in _WHOLE.get(name, ()):
+        makes.append(Recipe(hours, own, [f"--preset reduced --epochs 100 --device cuda --hidden {w}" for w in widths]))
     return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
 
 
