@@ -1,7 +1,7 @@
 """Coordinate networks: a picture learned from (x, y), with and without normalisers, by bare and by wrapped optimizers.
 
 Each arm is a normaliser, an optimizer and a wrapper. Its learning rate (and damping) come from ten trials, each of them
-on four crops that no table shows. Then it learns other crops, each by a seed of its own: arms are compared in pairs.
+on crops that no table shows. Then it learns other crops, each by a seed of its own: arms are compared in pairs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ from ..core.tables import estimate
 from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, by_crop, psnr
 from ..train import NORMS
 
-#: Crops that trials learn, of a photograph by itself; `initialisation` has two of them.
-TUNED_ON = (12, 13, 14, 15)
+#: Crops that trials learn: the two hardest; in the newer studies those of a photograph by itself, or two of them.
+HARDEST, ORDINARY = (0, 1), (12, 13, 14, 15)
 #: Of crops in front, the first that tables show.
 SHOWN_FROM = 2
 _LOOK = Look(
@@ -69,6 +69,8 @@ PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
     ("siren", 64, None, 500): (MAIN[:6], 5),
     ("wide", 64, None, 500): (MAIN[:4], 5),
 }
+#: Those of the study `coordinates-ordinary`.
+AGAIN = [*MAIN, Arm("batchnorm", "adam", "whitened")]
 _FREE = _arms(["none"], ["adam", "soap"], ["whitened-free"])
 _PLAIN = _arms(["none"], ["adam", "soap"], ["none", "whitened"])
 #: Those of the study `initialisation`.
@@ -94,7 +96,7 @@ class PictureOptions(Training):
 
 
 def _run(
-    options: PictureOptions, store: Store, protocols: Mapping[Any, Any] = PROTOCOLS, tuned_on: Sequence[int] = TUNED_ON
+    options: PictureOptions, store: Store, protocols: Mapping[Any, Any] = PROTOCOLS, tuned_on: Sequence[int] = HARDEST
 ) -> None:  # fmt: skip
     for (network, size, batch_size, steps), (arms, crops) in protocols.items():
         if options.network not in (None, network):
@@ -115,9 +117,14 @@ STUDIES = {
         "coordinate networks: a picture learned from (x, y)", _run, report, PictureOptions(), makes=[Recipe(8.0)],
         smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
+    "coordinates-ordinary": Study(
+        "ReLU networks alone, whose trials learn four ordinary crops",
+        partial(_run, protocols={("relu", 64, None, 500): (AGAIN, 10)}, tuned_on=ORDINARY), report, PictureOptions(),
+        makes=[Recipe(1.5)], smoke="--trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+    ),
     "initialisation": Study(
         "the same by He's initialisation, of twenty layers, and whitened without graft_norm",
-        partial(_run, protocols=INITIALISATION, tuned_on=TUNED_ON[::2]), report, PictureOptions(), makes=[Recipe(0.5)],
+        partial(_run, protocols=INITIALISATION, tuned_on=ORDINARY[::2]), report, PictureOptions(), makes=[Recipe(0.5)],
         smoke="--network he --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
 }  # fmt: skip
