@@ -25,6 +25,7 @@ from .conftest import STORES
 
 FIELDS = {
     "fourier": CoordinateRun, "coordinates": CoordinateRun, "initialisation": CoordinateRun,
+    "coordinates-ordinary": CoordinateRun,
     "tabular": TableRun, "equations": EquationRun, "friedman": FriedmanRun, "streams": StreamRun,
     "surrogates": SurrogateRun,
 }  # fmt: skip
