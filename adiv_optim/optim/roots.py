@@ -108,7 +108,7 @@ def by_products(matrix: Tensor, condition: float) -> Tensor | None:
     6.35). A GPU has 12 such steps behind it before cuSOLVER has tridiagonalised the matrix. `condition` is at least
     ‖M‖ / (M's least eigenvalue), and says how many steps there are.
     """
-    is_rounded = torch.get_float32_matmul_precision() != "highest"  # to ten bits, in products of float32
+    is_rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"  # to ten bits; the older question may raise
     work = _device.to_float64(matrix) if is_rounded else matrix
     identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device).expand_as(work)
     norm = torch.linalg.matrix_norm(work, keepdim=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from adiv_optim.optim import low_rank
+from adiv_optim.optim import low_rank, roots
 from adiv_optim.optim.low_rank import LowRank, low_rank_inverse_root, subspace_iteration
 from adiv_optim.optim.roots import NoRootError, Whole, by_products, inverse_root
 from tests.helpers.cases import relative_error
@@ -44,6 +44,19 @@ def test_root_by_products_is_that_by_eigenvalues(stack):
         assert relative_error(found.double(), wanted) <= limit
         assert torch.equal(found, found.mT)
     assert by_products(matrix, 10.0) is None  # of so few steps
+
+
+def test_root_by_products_is_taken_in_float64_where_a_user_lets_products_round(monkeypatch):
+    asked = []
+    monkeypatch.setattr(roots._device, "to_float64", lambda tensor: asked.append(tensor) or tensor.double())
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    try:
+        for products.fp32_precision in ("ieee", "tf32"):
+            assert by_products(torch.eye(3)[None].float(), 3.0).dtype == torch.float32
+    finally:
+        products.fp32_precision = before
+    assert len(asked) == 1
 
 
 def covariance(*stack: int, size: int = 24) -> torch.Tensor:
