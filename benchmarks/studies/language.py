@@ -40,12 +40,15 @@ class Search(NamedTuple):
 
 
 _SGD_RATES = (0.03, 0.1, 0.3, 1.0)
+_WHITENED = [
+    Search(["whitened-adamw"], more=[(3e-3, 0.1), (1e-2, 0.1)]),
+    Search(["whitened-muon"], more=[(1e-2, 10.0)]),
+]
 _SEARCHES = [
     Search(["adamw", "muon"], ["layernorm", "rmsnorm", "dyt", "none"]),
     Search(["batch-ideal-adamw"]),
-    Search(["whitened-adamw"], more=[(3e-3, 0.1), (1e-2, 0.1)]),
+    *_WHITENED,
     Search(["whitened-adamw"], ["none"], [3e-3], [0.3, 1.0], [(1e-2, 1.0)]),
-    Search(["whitened-muon"], more=[(1e-2, 10.0)]),
     Search(["whitened-muon"], ["none"], [1e-2]),
     Search(["whitened-adamw-16"], rates=[3e-3, 1e-2]),
     Search(["whitened-adamw-16"], ["none"], [1e-3, 3e-3, 1e-2], [0.3, 1.0]),
@@ -95,16 +98,18 @@ class LanguageOptions(TextOptions):
     """lengths of the runs"""
     seeds: int = 3
     """how many; seed k is k"""
+    tuned_on: int = 0
+    """the seed of trials"""
     time: bool = False
     """train nothing; time the methods' steps in turn"""
 
 
 def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
-    """With one seed over all rates and dampings, then with all seeds where its validation loss is lowest.
+    """With one seed over all rates and dampings, then with all seeds where the validation loss of that is lowest.
 
     Beside what is searched, fixed runs by every seed.
     """
-    like, methods = options.run(), options.methods
+    like, methods = replace(options.run(), seed=options.tuned_on), options.methods
     if options.time:
         known = (name for name, method in METHODS.items() if method.applies == "language" and is_installed(name))
         methods = methods or tuple(known)
@@ -207,6 +212,10 @@ STUDIES = {
     ),
     "char-lm-rows": _study(
         "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
+    ),
+    "char-lm-again": _study(
+        "a second search, which says how far two of one method lie apart", Recipe(0.6),
+        [Search(["adamw", "muon"]), *_WHITENED], figures=False, tuned_on=101, seeds=5,
     ),
     "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, _WRAPPERS_TOO, preset="million"),
 }  # fmt: skip
