@@ -21,7 +21,7 @@ SETTINGS = {
     "docs/results/index.md": "1",
     "docs/results/fields.md": "512 256 10⁴ 1 8 59 12,288 50,307 214,787 2024",
     "docs/verdicts.md": "0.05",
-    "docs/chooser.md": "16",
+    "docs/chooser.md": "16 2,000",
     "docs/index.md": "",
     "docs/which-step.md": "1 2",
     "docs/coordinates/whitened.md": "1 2 1507.00210 2017 2022 2021 2024 2025",
