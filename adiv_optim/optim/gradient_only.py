@@ -59,9 +59,9 @@ class GradientOnly(OptimizerWrapper):
 
     takes_step_of = "inner"
     #: Steps with gradients; the second one looks for layers that have some and have never been called.
-    _fed_steps = 0
+    _steps_with_gradients = 0
     #: The arguments for layers that come later; None once this is detached.
-    _later: dict[str, Any] | None = None
+    _attach_arguments: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class GradientOnly(OptimizerWrapper):
         check_same_parameters("GradientOnly", optimizer, model)
         skip = skip if isinstance(skip, str) else tuple(skip)  # attach refuses a string
         self.model = attach(model, correction, skip=skip, strict=strict)
-        self._later = {"correction": correction, "skip": skip, "strict": strict}
+        self._attach_arguments = {"correction": correction, "skip": skip, "strict": strict}
         elements = self.coverage().elements
         outside = sum(size for name, size in elements.items() if name not in dict(self.model.named_parameters()))
         if 2 * outside > sum(elements.values()):
@@ -87,7 +87,7 @@ class GradientOnly(OptimizerWrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
-        return {**super().__getstate__(), "model": self.model, "_later": self._later}
+        return {**super().__getstate__(), "model": self.model, "_attach_arguments": self._attach_arguments}
 
     def __repr__(self) -> str:
         rules = dict.fromkeys(repr(layer._correction) for layer in self._layers())
@@ -96,16 +96,16 @@ class GradientOnly(OptimizerWrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and correct the layers that are new and hold some of it."""
         super().add_param_group(param_group)
-        if self._later is not None:
-            extend(self.model, parameters=self.param_groups[-1]["params"], **self._later)
+        if self._attach_arguments is not None:
+            extend(self.model, parameters=self.param_groups[-1]["params"], **self._attach_arguments)
 
     def _inner_step(self, **kwargs: Any) -> None:
-        if self._later is not None:
-            self._tell(self._why_lost(self.model), "")
+        if self._attach_arguments is not None:
+            self._warn_once(self._explain_lost_parameters(self.model), "")
         super()._inner_step(**kwargs)
-        if self._fed_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
-            self._fed_steps += 1
-            skipped = self.coverage().skipped if self._fed_steps == 2 else {}
+        if self._steps_with_gradients < 2 and any(p.grad is not None for p in self.model.parameters()):
+            self._steps_with_gradients += 1
+            skipped = self.coverage().skipped if self._steps_with_gradients == 2 else {}
             # Some loops give zeros to parameters that a batch did not reach.
             parameters = self.model.named_parameters()
             if uncalled := [path for path, p in parameters if skipped.get(path) == UNCALLED and has_gradient(p)]:
@@ -113,12 +113,12 @@ class GradientOnly(OptimizerWrapper):
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""
-        self._later = None
+        self._attach_arguments = None
         return detach(self.model)
 
     def coverage(self) -> Coverage:
         """Say of every parameter that the optimizer holds whether its gradient is corrected, or why it is not."""
-        coverage = correction_coverage(self.model, trained=self._fed_steps == 2)
+        coverage = correction_coverage(self.model, trained=self._steps_with_gradients == 2)
         return report(self, self.model, coverage, "no correction attached")
 
     def metrics(self) -> dict[str, float]:

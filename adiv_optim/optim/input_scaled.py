@@ -55,7 +55,7 @@ class InputScaled(Mapped):
     to |x|². So steps move the outputs as far as if a normaliser stood before the layer, and the forward pass has none.
     It is `Proportional` where such optimizers cannot undo it, by layer instead of by row.
 
-    Where every layer reads inputs of an RMS of at most the floor's 1, as behind normalisers, the optimizer's steps stay
+    Where every layer reads inputs whose RMS is at most the floor's 1, as behind normalisers, the optimizer's steps stay
     as they are, bit for bit.
 
     Which layers are treated, when r is measured, and how micro-batches, processes, compilation and checkpoints behave

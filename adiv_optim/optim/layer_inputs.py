@@ -48,16 +48,16 @@ class LayerInputs:
         #: Whether forward passes are counted now, and whether there has been one at all.
         self.armed, self.called = True, False
         #: Steps of the optimizer, and measurements without a row while it had gradients.
-        self.step_index = self.missed = 0
+        self.step_index = self.empty_measurements = 0
         #: How often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
-        self.failures = self.spoiled = 0
+        self.failures = self.drops = 0
         #: The scale that its weight was last stepped in, of a change of variables that holds W'; 0 is none.
         self.last_scale = 0.0
-        #: Changes whenever arrived sums are dropped: a call counts once in each.
-        self.window = 0
+        #: How often arrived sums were dropped: between two times a call counts once.
+        self.clear_count = 0
         #: R, block by block; None before the first measurement.
         self.factors: list[Any] | None = None
-        self.forget()
+        self.drop_all()
         self._register()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,25 +80,25 @@ class LayerInputs:
         #: Takes the hooks off the model; so does the end of this object.
         self.remove_hooks = weakref.finalize(self, hooks.close)
 
-    def forget(self) -> None:
+    def drop_all(self) -> None:
         """Drop the rows that are to count at the next measurement."""
         #: Sums over calls that no backward pass is seen of, never changed in place.
-        self.unwatched: Sums | None = None
-        self.drop()
+        self.sums_without_backward: Sums | None = None
+        self.drop_arrived()
 
-    def drop(self) -> None:
+    def drop_arrived(self) -> None:
         """Drop the rows whose gradients are cleared now."""
-        self.window += 1
+        self.clear_count += 1
         #: Sums over calls that gradients have come to, likewise.
         self.arrived: Sums | None = None
         #: The backward pass that writes the weight's .grad and has brought some of them last.
-        self.last_pass: int | None = None
+        self.last_backward: int | None = None
 
     def counted(self) -> Sums | None:
         """Return the sums that count at this step; None where there are none, or the gradient has been cleared."""
-        if self.weight.grad is None or self.unwatched is None:
+        if self.weight.grad is None or self.sums_without_backward is None:
             return None if self.weight.grad is None else self.arrived
-        return self.unwatched.plus(self.arrived)
+        return self.sums_without_backward.plus(self.arrived)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -134,7 +134,7 @@ class LayerInputs:
                     for each in nodes:
                         each.register_prehook(waiting)
                 elif sums is not None:
-                    self.unwatched = sums.plus(self.unwatched)
+                    self.sums_without_backward = sums.plus(self.sums_without_backward)
 
     def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int) -> Sums | None:
         """Return the sums over the rows of one call, or None where it has none."""
@@ -146,19 +146,19 @@ class LayerInputs:
         return total if total is not None and total.rows else None
 
     def arrive(self, waiting: "WaitingSums", number: int | None) -> None:
-        """Count a call that a gradient has come to, but once in a window.
+        """Count a call that a gradient has come to, but once between two clearings of gradients.
 
         `number` is the backward pass, if it writes the weight's .grad; None of any other.
         """
         if number is not None:
-            if self.last_pass not in (None, number) and self.weight.grad is None:
-                self.drop()  # others have cleared it since
-            self.last_pass = number
+            if self.last_backward not in (None, number) and self.weight.grad is None:
+                self.drop_arrived()  # others have cleared it since
+            self.last_backward = number
         # Products with eigenvectors of before could not be added to those with the present ones.
         fits = not self.covariance.depends_on_statistics or waiting.covariance is self.covariance
-        if self.armed and waiting.window != self.window and fits:
+        if self.armed and waiting.clear_count != self.clear_count and fits:
             self.arrived = waiting.sums.plus(self.arrived)
-        waiting.window = self.window
+        waiting.clear_count = self.clear_count
 
 
 class WaitingSums:
@@ -169,16 +169,16 @@ class WaitingSums:
     gradients that it brings are watched in their turn.
     """
 
-    __slots__ = ("covariance", "layer", "node", "outer", "sums", "window", "writes_grad")
+    __slots__ = ("clear_count", "covariance", "layer", "node", "outer_backward", "sums", "writes_grad")
 
     def __init__(self, layer: Any, sums: Sums, node: Any, writes_grad: bool) -> None:
         self.layer, self.covariance, self.sums = weakref.ref(layer), layer.covariance, sums
         #: The weight's node in the graph, and whether that writes to .grad of the optimizer's parameter.
         self.node, self.writes_grad = node, writes_grad
         #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
-        self.outer = _torch.backward_pass()
-        #: The layer's window that it was counted in.
-        self.window = -1
+        self.outer_backward = _torch.backward_pass()
+        #: The layer's count when it was counted.
+        self.clear_count = -1
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> Any:
         layer, with_graph = self.layer(), torch.is_grad_enabled()
@@ -188,7 +188,7 @@ class WaitingSums:
         # .grad; one that does not would leave None there, as if somebody had cleared it.
         unknown = self.node is None or (with_graph and _torch.is_batched(gradients))
         if how := "grad" if unknown else _torch.reaches(self.node):
-            number = _torch.backward_pass() if self.outer < 0 else self.outer
+            number = _torch.backward_pass() if self.outer_backward < 0 else self.outer_backward
             layer.arrive(self, number if self.writes_grad and how == "backward" else None)
         if not _torch.keeps_graph():
             # Nothing else can come, though the nodes may live on with a loss.

@@ -40,10 +40,10 @@ def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> tuple[Te
     # Shifted by the mean eigenvalue, for `eigh`: small eigenvalues lose digits by it, which large ones do not need.
     values, rotation = eigh(half.mT @ half + identity)
     values = values - 1
-    some = (values > 10 * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(1.0))[..., None, :]
+    has_eigenvector = (values > 10 * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(1.0))[..., None, :]
     # Rounding is no eigenvalue. And a column of A that is 0 is so in the eigenvectors of all others.
-    vectors = (orthonormal @ rotation).masked_fill_(some & (sketch == 0).all(-1, keepdim=True), 0.0)
-    return torch.where(some[..., 0, :], values, 0.0) * level[..., 0], vectors
+    vectors = (orthonormal @ rotation).masked_fill_(has_eigenvector & (sketch == 0).all(-1, keepdim=True), 0.0)
+    return torch.where(has_eigenvector[..., 0, :], values, 0.0) * level[..., 0], vectors
 
 
 class LowRank(RightFactor):
@@ -61,12 +61,12 @@ class LowRank(RightFactor):
         if weight.dtype != self.vectors.dtype or weight.device != self.vectors.device:  # the model has been converted
             level = self.level.to(weight) if isinstance(self.level, Tensor) else self.level
             return LowRank(level, self.vectors.to(weight), self.weights.to(weight)).right_multiply(parts, overwrite)
-        (every, every_scaled), (ours, scaled), (last, last_scaled) = self.rows
+        (every, every_scaled), (of_weight, scaled), (of_bias, last_scaled) = self.rows
         if len(parts) == 1:
             return [self._outside(weight, weight @ every_scaled, every, overwrite)]
         bias = parts[1]
         inside = (weight @ scaled).addcmul_(bias, last_scaled)
-        return [self._outside(weight, inside, ours, overwrite), self._outside(bias, inside, last, overwrite)]
+        return [self._outside(weight, inside, of_weight, overwrite), self._outside(bias, inside, of_bias, overwrite)]
 
     def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, overwrite: bool) -> Tensor:
         out = part if overwrite else None

@@ -19,8 +19,8 @@ from .watching import Watching
 from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
-KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
-KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
+READ_NO_WEIGHTS: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
+READ_NO_WEIGHTS |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
 #: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
 _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
 
@@ -33,8 +33,8 @@ class Mapped(OptimizerWrapper):
     weights, those of plain steps and all of `Preconditioned`, are as the inner optimizer left them.
 
     The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights finds
-    zeros in their place. After the step p.grad is the gradient that it was before. The inner optimizer's own `step()`,
-    called by hand, is a plain step.
+    zeros in their place. After the step p.grad is the gradient that it was before, or None if the inner optimizer frees
+    it. The inner optimizer's own `step()`, called by hand, is a plain step.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -56,7 +56,7 @@ class Mapped(OptimizerWrapper):
         check_same_parameters(name, optimizer, watch.model)
         refuse_within(name, optimizer, Mapped)
         if watch.moves_weights:
-            refuse_kept_weights(name, self._unknown(), {})
+            refuse_kept_weights(name, self._that_may_read_weights(), {})
         self.model, self.watch = watch.model, watch
         watch.find(self.param_groups)
         coverage = self.coverage().without_frozen_or_skipped()
@@ -84,19 +84,19 @@ class Mapped(OptimizerWrapper):
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
         self.watch.find(self.param_groups)
-        reason = self._why_lost(self.model)
+        reason = self._explain_lost_parameters(self.model)
         with without_autocast(first.device.type):  # it would round the products
             half_frozen = self._mapped_step(self.watch, step)
         self.watch.count_step()
         inactive = self.watch.why_inactive() if self._steps == 2 else ""
-        self._tell(reason or half_frozen or inactive, " takes plain steps")
+        self._warn_once(reason or half_frozen or inactive, " takes plain steps")
 
     def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
         """Step, and say why not every layer was treated, or ""."""
-        at_rest = {id(p): has_zero_lr(group) for group in self.param_groups for p in group["params"]}
+        has_zero_lr_of = {id(p): has_zero_lr(group) for group in self.param_groups for p in group["params"]}
         stacks, reason = [], ""
         for stack in watch.stacks():
-            zero_lr = {at_rest.get(id(p)) for p in stack.parameters}
+            zero_lr = {has_zero_lr_of.get(id(p)) for p in stack.parameters}
             if None in zero_lr:
                 continue  # a model may have several optimizers
             if len(zero_lr) == 1 or not stack.moves_weights:
@@ -109,20 +109,20 @@ class Mapped(OptimizerWrapper):
         return reason
 
     def _first_step(self, step: Callable[[], Any]) -> None:
-        unknown = self._unknown()
+        unknown = self._that_may_read_weights()
         before = {p: p.detach().clone() for each in unknown for group in each.param_groups for p in group["params"]}
         step()
         refuse_kept_weights(type(self).__name__, unknown, before)
 
-    def _unknown(self) -> list[Optimizer]:
+    def _that_may_read_weights(self) -> list[Optimizer]:
         """List the optimizers of the step that are not torch's."""
-        return [each for each in optimizers_in(self.inner) if type(each) not in KNOWN]
+        return [each for each in optimizers_in(self.inner) if type(each) not in READ_NO_WEIGHTS]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; the rows that they have come to do not count any more."""
         super().zero_grad(set_to_none)
         for layer in self.watch.layers if self.watch is not None else ():
-            layer.drop()
+            layer.drop_arrived()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and measure the layers that it brings."""
@@ -157,14 +157,14 @@ class Mapped(OptimizerWrapper):
 
     def _state_dict(self) -> dict[str, Any]:
         plain = super()._state_dict()
-        return plain if self.watch is None else self._entries(self.watch).added_to(plain)
+        return plain if self.watch is None else self._entries(self.watch).add_to(plain)
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.watch is None:
             super()._load_state_dict(state_dict)
             return
         entries = self._entries(self.watch)
-        loaded, rest = entries.taken_from(state_dict)
+        loaded, rest = entries.split_from(state_dict)
         super()._load_state_dict(rest)
         entries.load(loaded, rest)
 
@@ -213,7 +213,7 @@ def decay_factors(optimizer: Optimizer) -> dict[int, float]:
         return {}
     factors: dict[int, float] = {}
     for each in every:
-        for group in each.param_groups if type(each) in KNOWN else ():
+        for group in each.param_groups if type(each) in READ_NO_WEIGHTS else ():
             rate, decay = group["lr"], group.get("weight_decay", 0.0)
             is_decoupled = isinstance(each, (optim.AdamW, optim.Muon)) or group.get("decoupled_weight_decay")
             if decay == 0:

@@ -91,10 +91,10 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     inverse = product.div_(level[..., None, None].to(product).sqrt()).to(matrix)
     if not all(_device.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
-    alone = (matrix != 0).sum(-1) == (variances != 0)
-    inverse.masked_fill_(alone[..., None] | alone[..., None, :], 0.0)
+    is_diagonal = (matrix != 0).sum(-1) == (variances != 0)
+    inverse.masked_fill_(is_diagonal[..., None] | is_diagonal[..., None, :], 0.0)
     inverse.diagonal(dim1=-2, dim2=-1).copy_(
-        torch.where(alone, (variances + ridge[..., None]).rsqrt(), inverse.diagonal(dim1=-2, dim2=-1))
+        torch.where(is_diagonal, (variances + ridge[..., None]).rsqrt(), inverse.diagonal(dim1=-2, dim2=-1))
     )
     return inverse
 
@@ -105,14 +105,14 @@ def by_products(matrix: Tensor, condition: float) -> Tensor | None:
     .. math:: T = \tfrac12 (3 I - Z Y), \qquad Y \leftarrow Y T, \qquad Z \leftarrow T Z
 
     from Y = M / ‖M‖ and Z = I, which go to its root and the inverse of that (Higham 2008, Functions of Matrices, Eq.
-    6.35). A GPU has 12 such steps behind it before cuSOLVER has tridiagonalised the matrix. `condition` is at least
-    ‖M‖ / (M's least eigenvalue), and says how many steps there are.
+    6.35). A GPU has 12 such steps behind it before cuSOLVER has tridiagonalised the matrix. `condition` is that of
+    `inverse_root`; with d it says how many steps there are, for ‖M‖ is Frobenius's.
     """
     is_rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"  # to ten bits; the older question may raise
     work = _device.to_float64(matrix) if is_rounded else matrix
     identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device).expand_as(work)
     norm = torch.linalg.matrix_norm(work, keepdim=True)
-    root, inverse, least = work / norm, identity, condition**-0.5
+    root, inverse, least = work / norm, identity, (condition + work.shape[-1] ** 0.5) ** -0.5
     while least < 1 - torch.finfo(matrix.dtype).eps:
         step = torch.baddbmm(identity, inverse, root, beta=1.5, alpha=-0.5)
         root, inverse, least = root @ step, step @ inverse, least * (3 - least**2) / 2

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from .._checks import check_like, warn
 from .watching import Watching
-from .wrapper import OURS, WAITING, ours, parameters_and_keys
+from .wrapper import OURS, WITHOUT_STATE, parameters_and_keys, wrapper_entries
 
 #: Settings, whole numbers or None, that the shapes of entries follow from.
 _SHAPING = ("max_dim", "rank")
@@ -42,7 +42,7 @@ class SavedEntries(NamedTuple):
         every = {"steps": self.watch.steps, **self.settings, **entries}
         return {self.watch.prefix + name: value for name, value in every.items()}
 
-    def added_to(self, plain: Mapping[str, Any]) -> dict[str, Any]:
+    def add_to(self, plain: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state dict of the optimizer inside with the entries in it.
 
         They stand beside the state that it keeps of a parameter, and apart where it keeps none: a bare optimizer, which
@@ -59,9 +59,9 @@ class SavedEntries(NamedTuple):
             # Of layers that have seen rows, and of weights that have scales.
             if (entries := remembered.get(parameter)) and entries.get("rows", 1):
                 waiting[key] = self.named(entries)
-        return {**plain, "state": state} | ({WAITING: waiting} if waiting else {})
+        return {**plain, "state": state} | ({WITHOUT_STATE: waiting} if waiting else {})
 
-    def taken_from(self, state_dict: Mapping[str, Any]) -> tuple[dict[Tensor, dict[str, Any]], dict[str, Any]]:
+    def split_from(self, state_dict: Mapping[str, Any]) -> tuple[dict[Tensor, dict[str, Any]], dict[str, Any]]:
         """Return the entries in a state dict by parameter, and the state dict without them; changes nothing.
 
         Raises:
@@ -69,16 +69,16 @@ class SavedEntries(NamedTuple):
         """
         remembered, loaded = self.watch.remembered(), dict[Tensor, dict[str, Any]]()
         parameters = {key: parameter for parameter, key in parameters_and_keys(self.inner, state_dict)}
-        rest: dict[str, dict[Any, Any]] = {"state": {}, WAITING: {}}
+        rest: dict[str, dict[Any, Any]] = {"state": {}, WITHOUT_STATE: {}}
         for part, others in rest.items():
             for key, entries in state_dict.get(part, {}).items():
-                names = [n for n in ours(entries) if n.startswith(self.watch.prefix)]
+                names = [n for n in wrapper_entries(entries) if n.startswith(self.watch.prefix)]
                 # A flat checkpoint that lacks a name has given an empty dict for it.
-                mine = {n: entries[n] for n in names if entries[n] != {}}
-                if mine and key in parameters:  # else the optimizer refuses the groups
+                saved = {n: entries[n] for n in names if entries[n] != {}}
+                if saved and key in parameters:  # else the optimizer refuses the groups
                     wanted = self.named(remembered.get(parameters[key], {}))
-                    self._check(mine, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
-                    loaded[parameters[key]] = {n.removeprefix(self.watch.prefix): value for n, value in mine.items()}
+                    self._check(saved, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
+                    loaded[parameters[key]] = {n.removeprefix(self.watch.prefix): value for n, value in saved.items()}
                 left = {n: value for n, value in entries.items() if n not in names} if names else entries
                 if left or not names:
                     others[key] = left
@@ -93,7 +93,7 @@ class SavedEntries(NamedTuple):
         check_like(saved, wanted, place, _REMEDY)
 
     def load(self, loaded: Mapping[Tensor, Mapping[str, Any]], rest: Mapping[str, Any]) -> None:
-        """Let the watch take the entries that `taken_from` returned, and warn where a trained parameter has none."""
+        """Let the watch take the entries that `split_from` returned, and warn where a trained parameter has none."""
         remembered, kept = self.watch.remembered(), rest["state"]  # before it takes less
         self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
         self.watch.load(loaded)

@@ -1,4 +1,4 @@
-"""One step of an optimizer in other variables: weights and gradients go there, the step comes back, or nothing changes.
+"""One step in other variables: weights and gradients go there and the step comes back, or they are as before.
 
 Every parameter that a matrix multiplies from the right is brought into one canonical shape, stack × groups × outputs ×
 inputs with the first two as one dimension; a stack of one is a view of the parameter.
@@ -58,10 +58,10 @@ class Stack:
         self.gradients: list[Tensor | None] = []
         #: The weights before the step, as the optimizer finds them if it reads them, and after its step; joined.
         self.old: list[Tensor] = []
-        self.start: list[Tensor] = []
-        self.now: list[Tensor] = []
+        self.mapped_old: list[Tensor] = []
+        self.after: list[Tensor] = []
         #: Minus the step, mapped back, and the factors of the old weights beside it.
-        self.steps: list[Tensor] = []
+        self.minus_steps: list[Tensor] = []
         self.keep: list[float] = []
         #: The norms of each layer's step before and after it is mapped back, (2, layers); of this process's shard.
         self.norms: Any = None
@@ -122,7 +122,7 @@ class Stack:
             for part, value in zip(parts, self.split(there), strict=True):
                 part.copy_(value)
             # As it is rounded to the parameters' precision.
-            self.start = [value.to(old.dtype).to(value.dtype) for value, old in zip(there, self.old, strict=True)]
+            self.mapped_old = [value.to(old.dtype).to(value.dtype) for value, old in zip(there, self.old, strict=True)]
 
     def leave(self) -> None:
         """Give the user's gradients back, free the mapped ones, and map the step back."""
@@ -131,21 +131,21 @@ class Stack:
                 parameter.grad = gradient
         if not self.moves_weights:
             return
-        self.now = self.join(self._local_parameters())
+        self.after = self.join(self._local_parameters())
         if self.is_read:
-            every = zip(self.start, self.now, self.keep, strict=True)
+            every = zip(self.mapped_old, self.after, self.keep, strict=True)
             steps = [(start if keep == 1 else start.mul_(keep)).sub_(now) for start, now, keep in every]
         else:
-            steps = [at_least_float32(now) for now in self.now]
+            steps = [at_least_float32(now) for now in self.after]
             for step in steps:
                 torch.sub(step.new_zeros(()), step, out=step)  # +0 where nothing moved, of either zero
         before = self._norms(steps)
-        self.steps = self._times(self.factors, steps, overwrite=True)
+        self.minus_steps = self._times(self.factors, steps, overwrite=True)
         if self.keeps_norm:
-            norms = torch.stack(before + self._norms(self.steps)).view(2, len(steps), self.layers, -1)
+            norms = torch.stack(before + self._norms(self.minus_steps)).view(2, len(steps), self.layers, -1)
             self.norms = norms[:, 0, :, 0] if norms.numel() == 2 else torch.linalg.vector_norm(norms, dim=(1, 3))
         if self.shrink != 1 and not self.has_zero_lr:
-            self.steps = [step.mul_(self.shrink) for step in self.steps]
+            self.minus_steps = [step.mul_(self.shrink) for step in self.minus_steps]
             self.keep = [self.shrink * keep for keep in self.keep]
 
     def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -157,12 +157,12 @@ class Stack:
         """Let each weight be its factor times the old one, minus the rescaled step: w - (+0) is w for every w."""
         ratio: Tensor | None = None
         if self.norms is not None:
-            copies = self.steps[0].shape[0] // self.layers
+            copies = self.minus_steps[0].shape[0] // self.layers
             before, after = self.norms
             ratio = torch.nan_to_num_(before / after, nan=1.0, posinf=1.0)  # 1 where there was no step
             ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
         new: list[Tensor] = []
-        for old, now, step, keep in zip(self.old, self.now, self.steps, self.keep, strict=True):
+        for old, now, step, keep in zip(self.old, self.after, self.minus_steps, self.keep, strict=True):
             weight = old.to(step.dtype)
             weight = weight if keep == 1 else weight * keep
             out = now if now.dtype == step.dtype else None
@@ -188,7 +188,7 @@ class Stack:
 
 
 def take_step(stacks: Sequence[Stack], step: Callable[[], Any], decays: Mapping[int, float], is_read: bool) -> None:
-    """Let an optimizer step in the variables of stacks; whatever ends that early, all of them are as they were.
+    """Let an optimizer step in the variables of stacks; whatever ends that early, all they map is as it was.
 
     Args:
         stacks: of disjoint parameters.

@@ -66,18 +66,18 @@ class Watch(MeasuredLayers):
         self.steps, self.moves_weights = 0, change.moves_weights
         self.layers, self.untreated = [], {}
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
-        self._places: list[Any] = []
+        self._signature: list[Any] = []
         #: The layers that move, with their measurements; and in stacks, with R of each stack.
         self._moving: list[Any] = []
         self._stacks: list[tuple[list[LayerInputs], Stack | None]] = []
 
     def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         # Layers may be unfrozen one after the other, parametrized, or put into the memory of others.
-        if self._places_of(groups) != self._places:
+        if self._signature_of(groups) != self._signature:
             self._find(groups)
-            self._moving, self._stacks, self._places = [], [], self._places_of(groups)
+            self._moving, self._stacks, self._signature = [], [], self._signature_of(groups)
 
-    def _places_of(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    def _signature_of(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
         parameters = [p for group in groups for p in group["params"]]
         private = [hasattr(parameter, "grad_sample") for parameter in parameters]
         unparametrized = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
@@ -106,7 +106,7 @@ class Watch(MeasuredLayers):
             layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
         refuse_shards(self.name, layers, self.process_group)
         whys = self.untreated.values()
-        if not layers and not self._places and not any(why.startswith(SHARED_MEMORY) for why in whys):
+        if not layers and not self._signature and not any(why.startswith(SHARED_MEMORY) for why in whys):
             reasons = "; ".join(f"{path} ({why})" for path, why in list(self.untreated.items())[:5])
             raise ValueError(
                 f"{self.name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
@@ -131,7 +131,7 @@ class Watch(MeasuredLayers):
         if moving != self._moving:
             together: dict[Any, list[LayerInputs]] = {}
             for layer in layers:
-                together.setdefault(kind_of(layer), []).append(layer)
+                together.setdefault(stacking_key(layer), []).append(layer)
             self._moving, self._stacks = moving, [(each, self._stack(each)) for each in together.values()]
         return [stack for _, stack in self._stacks if stack is not None]
 
@@ -170,16 +170,16 @@ class Watch(MeasuredLayers):
                 averages[layer], errors[layer] = layer.covariance, error
         if several:
             averages = agree(averages, self.process_group.group)
-        kinds = {*map(kind_of, averages)}
-        alike = [layer for layer in self.layers if kind_of(layer) in kinds]
-        factors, failed = self.factorise({layer: averages.get(layer, layer.covariance) for layer in alike})
+        kinds = {*map(stacking_key, averages)}
+        of_measured_kinds = [layer for layer in self.layers if stacking_key(layer) in kinds]
+        factors, failed = self.factorise({layer: averages.get(layer, layer.covariance) for layer in of_measured_kinds})
         errors |= {layer: error for layer, error in failed.items() if layer in averages}
         is_told = any(layer.failures for layer in self.layers)
         for layer in self.layers:
-            layer.missed = 0 if layer in seen or layer.weight.grad is None else layer.missed + 1
-            layer.spoiled += not is_finite.get(layer, True)
+            layer.empty_measurements = 0 if layer in seen or layer.weight.grad is None else layer.empty_measurements + 1
+            layer.drops += not is_finite.get(layer, True)
             layer.failures += layer in errors
-            layer.forget()
+            layer.drop_all()
             layer.covariance = averages.get(layer, layer.covariance)
             layer.factors = factors.get(layer, layer.factors)
         if errors and not is_told:
@@ -200,11 +200,11 @@ class Watch(MeasuredLayers):
         together: dict[Any, dict[LayerInputs, MeanSquare]] = {}
         for layer, average in averages.items():
             if average.rows:
-                together.setdefault((kind_of(layer), average.rows), {})[layer] = average
+                together.setdefault((stacking_key(layer), average.rows), {})[layer] = average
         factors, errors = dict[LayerInputs, list[RightFactor]](), dict[LayerInputs, NoRootError]()
-        waiting = [*together.values()]
-        while waiting:
-            each = waiting.pop()
+        groups_left = [*together.values()]
+        while groups_left:
+            each = groups_left.pop()
             try:
                 stacks = self.change.factors(stacked_covariance([*each.values()]))
                 every = zip(*(stack.unstacked(len(each)) for stack in stacks), strict=True)
@@ -213,7 +213,7 @@ class Watch(MeasuredLayers):
                 if len(each) == 1:
                     errors |= dict.fromkeys(each, error)
                 else:  # those that have one get it
-                    waiting += [{layer: average} for layer, average in each.items()]
+                    groups_left += [{layer: average} for layer, average in each.items()]
         return factors, errors
 
     def count_step(self) -> None:
@@ -235,7 +235,7 @@ class Watch(MeasuredLayers):
             layer.armed, layer.step_index = due, self.steps
 
 
-def kind_of(layer: LayerInputs) -> Any:
+def stacking_key(layer: LayerInputs) -> Any:
     """Return a key, equal for small layers of one shape."""
     covariance, weight = layer.covariance, layer.weight
     most = _SMALL_ON_ACCELERATORS if _device.on_accelerator(weight) else _SMALL

@@ -106,8 +106,8 @@ class MeasuredLayers(Watching):
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
         for layer in self.layers:
-            layer.forget()
-            layer.spoiled = 0
+            layer.drop_all()
+            layer.drops = 0
             entries, new = (
                 remembered.get(layer.weight, {}),
                 self.change.covariance(layer.modules[0], layer.bias is not None),
@@ -145,7 +145,7 @@ class MeasuredLayers(Watching):
             return f"those with {uncalled_words(uncalled)}" if uncalled else ""
         if any(layer.failures for layer in layers):
             return "no covariance could be factorised; choose a greater damping."
-        if any(layer.spoiled for layer in layers):
+        if any(layer.drops for layer in layers):
             return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
         return bool(layers) * (
             "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
@@ -155,9 +155,9 @@ class MeasuredLayers(Watching):
 
 def _is_uncalled(layer: LayerInputs) -> bool:
     """Whether its weight has a gradient, though it has not been called since the watch began."""
-    return layer.missed >= 2 and not layer.called and layer.factors is None and has_gradient(layer.weight)
+    return layer.empty_measurements >= 2 and not layer.called and layer.factors is None and has_gradient(layer.weight)
 
 
 def _remark(layer: LayerInputs) -> str:
     words = f", {layer.failures} factorisations failed" if layer.failures else ""
-    return words + (f", rows dropped {layer.spoiled} times: their squares held NaN or inf" if layer.spoiled else "")
+    return words + (f", rows dropped {layer.drops} times: their squares held NaN or inf" if layer.drops else "")

@@ -30,7 +30,7 @@ class Whitened(Mapped):
     `BatchIdeal`, of FOOF (Benzing 2022) and of K-FAC's input factor; every other optimizer takes its own idea of a good
     step.
 
-    Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
+    It treats nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
     samples, tokens or patches; groups of a convolution each have an A. A layer of any other class with a `weight` of
     shape (out_features, in_features) says which rows that multiplies by a method `input_rows(input)`: it returns them,
     (…, in_features). All else takes the plain step, as `coverage` says. A layer's weight and bias go together: where
@@ -54,17 +54,17 @@ class Whitened(Mapped):
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
         model: the model.
         damping: λ in units of A's mean eigenvalue; "Which call" of the documentation has that of each task. Large
-            values give the optimizer as it is.
+            values give the optimizer as it is, with `graft_norm`.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: one step in so many measures.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
             the optimizer gave it, so that learning rates stay near the optimizer's. The decoupled weight decay of
-            torch's optimizers is no part of that step.
+            torch's optimizers, but for Adafactor's, is no part of that step.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
             eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         max_rows: at most so many rows of a forward pass count, spread over it; None is all. Of a convolution whole
-            samples are left out.
+            samples are left out, and one may have more.
         process_group: the processes over which A is added up: those that train the same layers on other rows, one
             stage's of a pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default
             group.

@@ -17,7 +17,7 @@ from .parameters import explain_replaced_parameters, no_optimizer
 #: How the names begin of entries that wrappers add to the optimizer's in a state dict.
 OURS = "adiv_optim."
 #: Where a state dict has this of parameters that the optimizer has no state of yet.
-WAITING = f"{OURS}waiting"
+WITHOUT_STATE = f"{OURS}waiting"
 #: The module whose functions read `state` to save it.
 _CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 
@@ -48,7 +48,7 @@ class OptimizerWrapper(Optimizer):
     inner: Optimizer
     param_groups, defaults = _of_inner("param_groups"), _of_inner("defaults")
     #: Steps of this object, whether one of them had a gradient, and the warnings that it gave.
-    _steps, _fed, _told = 0, False, frozenset[str]()
+    _steps, _had_gradients, _warned = 0, False, frozenset[str]()
 
     def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
         """Refuse parameters in the place of the optimizer, before Python refuses the learning rate beside them."""
@@ -121,18 +121,18 @@ class OptimizerWrapper(Optimizer):
         every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
         return OptimizerWrapper.metrics(self) | every
 
-    def _why_lost(self, model: nn.Module) -> str:
+    def _explain_lost_parameters(self, model: nn.Module) -> str:
         """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
         self._steps += 1
         if self._steps > 2:  # looking costs a walk over the model
             return ""
-        self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
-        return explain_replaced_parameters(self, model, self._steps == 2 and not self._fed)
+        self._had_gradients |= any(p.grad is not None for group in self.param_groups for p in group["params"])
+        return explain_replaced_parameters(self, model, self._steps == 2 and not self._had_gradients)
 
-    def _tell(self, reason: str, opening: str) -> None:
+    def _warn_once(self, reason: str, opening: str) -> None:
         """Warn, but not twice of the same."""
-        if reason and reason not in self._told:
-            self._told |= {reason}
+        if reason and reason not in self._warned:
+            self._warned |= {reason}
             warn(f"{type(self).__name__}{opening}: {reason}")
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -204,9 +204,9 @@ class OptimizerWrapper(Optimizer):
         return self.inner.state_dict()
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        parts = () if isinstance(self.inner, OptimizerWrapper) else ("state", WAITING)
+        parts = () if isinstance(self.inner, OptimizerWrapper) else ("state", WITHOUT_STATE)
         for part, (key, entries) in ((name, item) for name in parts for item in state_dict.get(name, {}).items()):
-            if names := ours(entries):
+            if names := wrapper_entries(entries):
                 raise ValueError(
                     f"{type(self).__name__}: state_dict[{part!r}][{key!r}] has an unknown {names[0]!r}, which another "
                     "wrapper saved, or the same one of another model; wrap the optimizer as it was then, or leave the "
@@ -221,6 +221,6 @@ def parameters_and_keys(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> 
         yield from zip(group["params"], saved.get("params", ()), strict=False)
 
 
-def ours(entries: Any) -> list[str]:
+def wrapper_entries(entries: Any) -> list[str]:
     """Return the names of the entries that wrappers add, in a parameter's part of a state dict."""
     return [name for name in entries if isinstance(name, str) and name.startswith(OURS)]

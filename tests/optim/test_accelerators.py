@@ -65,6 +65,17 @@ def test_steps_are_the_same_on_an_accelerator(method, on_accelerator, monkeypatc
     assert all(relative_error(*pair) <= 1e-8 for pair in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("damping", [10.0, 1000.0])
+def test_a_large_damping_takes_products_too(damping, on_accelerator):
+    """The norm that they begin with is Frobenius's, which may be √d times the greatest eigenvalue."""
+    rows = torch.randn(600, 128)
+    matrix = rows.mT @ rows / len(rows)
+    ridge = damping * matrix.diagonal().mean()
+    inverse = roots.inverse_root(matrix[None], ridge[None], 128 / damping + 1)[0]
+    assert on_accelerator.pop() is not None
+    assert relative_error(inverse @ inverse @ (matrix + ridge * torch.eye(128)), torch.eye(128)) <= 1e-8
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_training_goes_on_elsewhere(method, on_accelerator, monkeypatch):
     model, optimizer = built(method)

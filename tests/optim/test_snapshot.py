@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
 from adiv_optim.optim import OptimizerWrapper
-from adiv_optim.optim.mapped import KNOWN, decay_factors
+from adiv_optim.optim.mapped import READ_NO_WEIGHTS, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.gauge_models import mlp
@@ -275,11 +275,11 @@ def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:
 
     model, wrapper = wrapped(kind, Spying, **options)
     if not own:
-        KNOWN.add(Spying)
+        READ_NO_WEIGHTS.add(Spying)
     try:
         train(model, wrapper, BATCHES[:1])
     finally:
-        KNOWN.discard(Spying)
+        READ_NO_WEIGHTS.discard(Spying)
     return next(value for weight, value in seen if weight is model[0].weight)
 
 
@@ -292,11 +292,11 @@ def test_weights_are_mapped_where_they_are_read_alone(kind):
 
 def test_a_step_that_reads_the_weights_would_be_lost():
     wanted = path("unit-consistent", Reading, {"lr": 0.1})
-    KNOWN.add(Reading)
+    READ_NO_WEIGHTS.add(Reading)
     try:
         found = path("unit-consistent", Reading, {"lr": 0.1})
     finally:
-        KNOWN.discard(Reading)
+        READ_NO_WEIGHTS.discard(Reading)
     assert max(relative_error(one, other) for one, other in zip(found, wanted, strict=True)) > 1e-2
 
 
