@@ -136,7 +136,8 @@ def divergence(
             else:
                 left_out[path] = found
         # By one rate for all, so that the sign is that of the whole step.
-        inner, rate = sum(_inner(step.change[n], step.plain.get(n)) for n in step.rates), max(step.rates.values())
+        inner = sum(_inner(step.change[name], step.plain.get(name)) for name in step.rates)
+        rate = max(step.rates.values(), default=0.0)
 
     for path, why in left_out.items() if layers is not None else ():
         if why != _ZERO_RATE:

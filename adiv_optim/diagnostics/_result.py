@@ -80,7 +80,7 @@ class Divergence(_Descent):
         left_out: path → why a layer with trainable parameters was not measured.
         loss: of the batch.
         descent: ⟨−Δθ, ∇L⟩/η over all trainable parameters, η being the greatest rate of all groups; `descends` says
-            whether it is above 0. NaN where all rates are 0.
+            whether it is above 0. NaN where all rates are 0, or the optimizer holds frozen parameters alone.
         optimizer: the class of the optimizer whose step was measured, as "Whitened(Adam)"; None for the gradient step.
     """
 

@@ -153,8 +153,6 @@ def sample(activation: Activation, degree: int = 1) -> Sampled:
         raise TypeError(f"activation is {activation!r}; pass an elementwise module or function, such as torch.relu.")
     name = repr(activation) if isinstance(activation, nn.Module) else getattr(activation, "__name__", "activation")
     if isinstance(activation, nn.Module):
-        if any(tensor.is_meta for tensor in activation.state_dict().values()):
-            raise ValueError(f"{name} is on the meta device and has no values to integrate; build it on another one.")
         activation = copy.deepcopy(activation).to("cpu", torch.float64)
     cuts = torch.arange(-EDGE, EDGE + 1, dtype=torch.float64, device="cpu")
     edges = torch.stack([cuts[:-1], cuts[1:]], 1)
@@ -209,15 +207,13 @@ def _integrals(panels: Sampled, degree: int) -> Tensor:
 
 
 def _check_elementwise(activation: Activation, nodes: Tensor, name: str) -> None:
-    complaint = f"{name} is not an elementwise activation"
     try:
         outputs, column = activation(nodes.clone()), activation(nodes[1::2, None].clone())
+        by_itself = torch.allclose(outputs[1::2, None], column, rtol=1e-6, atol=1e-12, equal_nan=True)
     except Exception as error:
-        raise ValueError(f"{complaint}: it cannot be applied to a tensor of any shape ({error}).") from error
-    if not isinstance(outputs, Tensor) or (outputs.shape, column.shape) != (nodes.shape, (len(nodes) // 2, 1)):
-        raise ValueError(f"{complaint}: its output has not the shape of its input.")
-    if not torch.allclose(outputs[1::2], column[:, 0], rtol=1e-6, atol=1e-12, equal_nan=True):
+        raise ValueError(f"{name} is not an elementwise activation, for tensors of any shape: {error}.") from error
+    if outputs.shape != nodes.shape or not by_itself:
         raise ValueError(
-            f"{complaint}: its output for a number depends on the other numbers of the tensor, or on chance (then call "
-            ".eval() first)."
+            f"{name} is not an elementwise activation: its output has another shape than its input, or depends for one "
+            "number on the other numbers of the tensor, or on chance (then call .eval() first)."
         )
