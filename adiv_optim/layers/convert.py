@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import warn
+from ..rows.layers import name_of
 from ..rows.models import bypassed, label, refuse_lazy
 
 Factory = Callable[..., nn.Module]
@@ -83,7 +84,7 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
     optimizer built before goes on working, and between linear layers or convolutions the state dict keeps its keys.
     All others are dropped, such as a batch norm's running statistics. New parameters, such as α of `DyT`, have to
     be given to that optimizer by add_param_group. `plan` lists both. Layers are matched by exact type; one that stands
-    in several places is replaced by one. Layers that a module of torch uses without calling them stay, with a warning.
+    in several places is replaced by one. One that a module of torch uses without calling it stays, with a warning.
 
     Args:
         model: the model to change.
@@ -207,9 +208,7 @@ _EXACT = (
 
 
 def _types(layers: Iterable[nn.Module]) -> list[str]:
-    """Return the names of their classes, those of torch.nn without their module."""
-    kinds = set(map(type, layers))
-    return sorted(k.__name__ if k.__module__.startswith("torch.nn.") else f"{k.__module__}.{k.__name__}" for k in kinds)
+    return sorted({name_of(type(layer)) for layer in layers})
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
