@@ -80,7 +80,7 @@ def take_step(
 ) -> Step:
     """Take the optimizer's step, or minus the gradient, on copies, and record the calls of layers."""
     corrected = any(isinstance(module, Corrected) for module in model.modules())
-    bare = detach(twins(model, None)[0]) if corrected else None  # before the pass changes buffers
+    bare = detach(copy.deepcopy(model)) if corrected else None  # before the pass changes buffers
     with same_randomness(model):
         passed = differentiate(model, loss_fn, inputs, targets, layers)
     # Both passes draw the same random numbers, so that both gradients are those of the same loss.

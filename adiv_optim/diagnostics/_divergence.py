@@ -117,24 +117,24 @@ def divergence(
         check_optimizer(optimizer, model)
 
     with torch.enable_grad(), same_randomness(model):
-        twin, stepper = twins(model, optimizer)
+        twin, twin_optimizer = twins(model, optimizer)
         if correction is not None:
             attach(twin, correction)
         chosen, left_out = choose_layers(twin, layers)
-        left_out |= {path: why for path, layer in chosen.items() if (why := _why_not(layer))}
+        left_out |= {path: why for path, layer in chosen.items() if (why := _why_unmeasured(layer))}
         watched = {path: layer for path, layer in chosen.items() if path not in left_out}
-        step = take_step(twin, stepper, loss_fn, inputs, targets, watched)
+        step = take_step(twin, twin_optimizer, loss_fn, inputs, targets, watched)
 
     measured = {}
     names = {id(p): name for name, p in twin.named_parameters()}
     with torch.no_grad(), same_randomness(model), without_autocast(next(model.parameters()).device.type):
         for path, layer in watched.items():
             trained = {local: names[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
-            found = _measure(path, layer, trained, step, max_rows, optimizer is not None)
-            if isinstance(found, LayerDivergence):
-                measured[path] = found
+            result = _measure(path, layer, trained, step, max_rows, optimizer is not None)
+            if isinstance(result, LayerDivergence):
+                measured[path] = result
             else:
-                left_out[path] = found
+                left_out[path] = result
         # By one rate for all, so that the sign is that of the whole step.
         inner = sum(_inner(step.change[name], step.plain.get(name)) for name in step.rates)
         rate = max(step.rates.values(), default=0.0)
@@ -197,7 +197,7 @@ def _measure(
     )
 
 
-def _why_not(module: nn.Module) -> str | None:
+def _why_unmeasured(module: nn.Module) -> str | None:
     if any(isinstance(inside, Corrected) for inside in module.modules() if inside is not module):
         return "layers inside it have a correction: name those"
     if why := why_mixed(module):

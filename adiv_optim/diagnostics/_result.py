@@ -115,10 +115,7 @@ class Divergence(_Descent):
         """Return an aligned table of `columns`, with notes; the own gain is mean ± deviation over rows."""
         table = [("layer", *_HEADER, ""), *(_line(path, layer.summary()) for path, layer in self.layers.items())]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(cells))
-            for cells in (list(zip(row, widths, strict=True)) for row in table)
-        ]
+        lines = ["  ".join([path.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for path, *cells in table]
         lines += [f"{path or 'model'}: left out ({reason})" for path, reason in self.left_out.items()]
         lines.append("Var|x|²: the variance over rows of the squared norm of their inputs; 0 where all are as long")
         if any(layer.descent <= 0 for layer in self.layers.values()):
