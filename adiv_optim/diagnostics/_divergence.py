@@ -49,14 +49,13 @@ def divergence(
     `BatchIdeal(per_sample=False)` makes it the diagonal of :math:`K(K + \lambda I)^{-1}`, and as λ → 0 removes the
     interference of independent rows. First order is exact for every layer that is linear in its parameters.
 
-    Reported per row are cosine_k between Δz_k and −g_k; projection_k = ⟨Δz_k, −g_k⟩ / (η|g_k|²), the total gain; γ_k,
-    the share of each parameter in it, |x_k|², and interference_k = |Δz_k/η − o_k| / (|o_k| + |Δz_k/η − o_k|). Per layer
-    and in total, ⟨−Δθ, ∇L⟩/η says whether the step is downhill to first order, which a correction need not be.
+    `LayerDivergence` has these numbers for every row. Per layer and in total, ⟨−Δθ, ∇L⟩/η says whether the step is
+    downhill to first order, which a correction need not be.
 
     With an optimizer Δθ is its real step, momentum, decay and rounding included, and cosine, projection and descent are
     that step's. Such a step cannot be split by rows: γ and its shares are those of the gradient that the optimizer
-    received, and interference_k is the share of Δz_k normal to g_k, |Δz_k⊥| / (|Δz_k∥| + |Δz_k⊥|). A layer's η is the
-    largest rate of its parameter groups; a layer with η = 0 is left out, a named one too.
+    received, and interference is the share of Δz_k normal to g_k. A layer's η is the largest rate of its parameter
+    groups; a layer with η = 0 is left out, a named one too.
 
     Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, torch's
     random generators and training mode stay as they are, bit for bit. Forward hooks of the model run, hooks of the

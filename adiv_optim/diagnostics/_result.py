@@ -34,7 +34,8 @@ class LayerDivergence(_Descent):
         cosine: between the effective update and −g.
         projection: ⟨Δz, −g⟩ / (η|g|²), the total gain over all rows; 1 is the ideal step.
         gain: the own gain γ: the gain by the row's own part of the gradient.
-        interference: the others' share of the movement; with an optimizer the share that is not along g.
+        interference: the others' share of the movement, |Δz/η − o| / (|o| + |Δz/η − o|) with the row's own part o; with
+            an optimizer the share that is not along g, |Δz⊥| / (|Δz∥| + |Δz⊥|).
         squared_norm: |x|² of the row's input; for a layer whose rows have no input each, of the sample.
         responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
         descent: ⟨−Δθ, ∇L⟩/η over the layer's parameters, with the plain gradient of the loss ∇L;
