@@ -143,7 +143,8 @@ def record(
 
     Args:
         model: whose forward passes are recorded. Call torch.compile only after `record`, or hooks do not run.
-        layers: paths of the modules to measure; by default every module without submodules, as it is called.
+        layers: paths of the modules to measure; by default every one without submodules, parametrized or not, as it is
+            called.
         every: measure the passes 0, every, 2 · every, …, whether in training or in evaluation.
         rows: from a layer's output to its samples, (..., n, features), if not as above: `lambda z: z.flatten(1)` for
             the (B, C, L) of 1-D convolutions, `lambda z: z.flatten(0, -2)` for all tokens of a batch in one matrix.
