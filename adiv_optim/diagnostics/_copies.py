@@ -97,6 +97,8 @@ def take_step(
     with without_autocast(next(model.parameters()).device.type):
         optimizer.step()
     change = {name: p.detach().to(wide[name]) - old[name] for name, p in parameters.items()}
+    for name, parameter in parameters.items():  # rows are measured where the step begins
+        parameter.detach().copy_(old[name])
     return Step(
         passed, plain.gradients, change, {name: rates[id(p)] for name, p in parameters.items() if id(p) in rates}
     )
