@@ -80,7 +80,7 @@ def take_step(
 ) -> Step:
     """Take the optimizer's step, or minus the gradient, on copies, and record the calls of layers."""
     corrected = any(isinstance(module, Corrected) for module in model.modules())
-    bare = detach(twins(model, None)[0]) if corrected else None  # before the pass changes buffers
+    bare = detach(copy.deepcopy(model)) if corrected else None  # before the pass changes buffers
     with same_randomness(model):
         passed = differentiate(model, loss_fn, inputs, targets, layers)
     # Both passes draw the same random numbers, so that both gradients are those of the same loss.
@@ -97,6 +97,8 @@ def take_step(
     with without_autocast(next(model.parameters()).device.type):
         optimizer.step()
     change = {name: p.detach().to(wide[name]) - old[name] for name, p in parameters.items()}
+    for name, parameter in parameters.items():  # rows are measured where the step begins
+        parameter.detach().copy_(old[name])
     return Step(
         passed, plain.gradients, change, {name: rates[id(p)] for name, p in parameters.items() if id(p) in rates}
     )

@@ -14,10 +14,10 @@ from .._checks import check_count
 from .._device import widest, without_autocast
 from ..attach import attach
 from ..corrections import Correction, check_correction
-from ..jacobian.modules import Call, choose_layers, same_randomness, why_mixed
+from ..jacobian.modules import choose_layers, same_randomness, why_mixed
 from ..optim import OptimizerWrapper
 from ..rows.layers import Corrected, plain_type
-from ..rows.models import refuse_attached
+from ..rows.models import label, refuse_attached
 from ._copies import Step, check_optimizer, take_step, twins
 from ._result import Divergence, LayerDivergence, summarise
 from ._rows import MeasuredRows, closed_rows, general_rows, has_closed_form
@@ -49,14 +49,13 @@ def divergence(
     `BatchIdeal(per_sample=False)` makes it the diagonal of :math:`K(K + \lambda I)^{-1}`, and as λ → 0 removes the
     interference of independent rows. First order is exact for every layer that is linear in its parameters.
 
-    Reported per row are cosine_k between Δz_k and −g_k; projection_k = ⟨Δz_k, −g_k⟩ / (η|g_k|²), the total gain; γ_k,
-    the share of each parameter in it, |x_k|², and interference_k = |Δz_k/η − o_k| / (|o_k| + |Δz_k/η − o_k|). Per layer
-    and in total, ⟨−Δθ, ∇L⟩/η says whether the step is downhill to first order, which a correction need not be.
+    `LayerDivergence` has these numbers for every row. Per layer and in total, ⟨−Δθ, ∇L⟩/η says whether the step is
+    downhill to first order, which a correction need not be.
 
     With an optimizer Δθ is its real step, momentum, decay and rounding included, and cosine, projection and descent are
     that step's. Such a step cannot be split by rows: γ and its shares are those of the gradient that the optimizer
-    received, and interference_k is the share of Δz_k normal to g_k, |Δz_k⊥| / (|Δz_k∥| + |Δz_k⊥|). A layer's η is the
-    largest rate of its parameter groups; a layer with η = 0 is left out, a named one too.
+    received, and interference is the share of Δz_k normal to g_k. A layer's η is the largest rate of its parameter
+    groups; a layer with η = 0 is left out, a named one too.
 
     Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, torch's
     random generators and training mode stay as they are, bit for bit. Forward hooks of the model run, hooks of the
@@ -117,32 +116,34 @@ def divergence(
         check_optimizer(optimizer, model)
 
     with torch.enable_grad(), same_randomness(model):
-        twin, stepper = twins(model, optimizer)
+        twin, twin_optimizer = twins(model, optimizer)
         if correction is not None:
             attach(twin, correction)
         chosen, left_out = choose_layers(twin, layers)
-        watched = {path: layer for path, layer in chosen.items() if not _why_not(layer)}
-        step = take_step(twin, stepper, loss_fn, inputs, targets, watched)
+        left_out |= {path: why for path, layer in chosen.items() if (why := _why_unmeasured(layer))}
+        watched = {path: layer for path, layer in chosen.items() if path not in left_out}
+        step = take_step(twin, twin_optimizer, loss_fn, inputs, targets, watched)
 
     measured = {}
     names = {id(p): name for name, p in twin.named_parameters()}
     with torch.no_grad(), same_randomness(model), without_autocast(next(model.parameters()).device.type):
-        for path, layer in chosen.items():
+        for path, layer in watched.items():
             trained = {local: names[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
-            try:
-                measured[path] = _measure(path, layer, trained, step, max_rows, optimizer is not None)
-            except _LeftOutError as why:
-                if layers is not None and why.args[0] != _ZERO_RATE:
-                    where = f"layer {path!r} ({type(layer).__name__})"
-                    raise ValueError(f"{where} cannot be measured: {why}.") from why.__cause__
-                left_out[path] = str(why)
-        order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
+            result = _measure(path, layer, trained, step, max_rows, optimizer is not None)
+            if isinstance(result, LayerDivergence):
+                measured[path] = result
+            else:
+                left_out[path] = result
         # By one rate for all, so that the sign is that of the whole step.
-        inner, rate = sum(_inner(step.change[n], step.plain.get(n)) for n in step.rates), max(step.rates.values())
+        inner = sum(_inner(step.change[name], step.plain.get(name)) for name in step.rates)
+        rate = max(step.rates.values(), default=0.0)
 
+    for path, why in left_out.items() if layers is not None else ():
+        if why != _ZERO_RATE:
+            raise ValueError(f"{label(path)} ({type(chosen[path]).__name__}) cannot be measured: {why}.")
     return Divergence(
         layers=measured,
-        left_out=dict(sorted(left_out.items(), key=lambda entry: order[entry[0]])),
+        left_out=left_out,
         loss=step.passed.loss.item(),
         descent=-inner / rate if rate else math.nan,
         optimizer=None if optimizer is None else _name(optimizer),
@@ -154,30 +155,26 @@ def _name(optimizer: Optimizer) -> str:
     return f"{name}({_name(optimizer.inner)})" if isinstance(optimizer, OptimizerWrapper) else name
 
 
-class _LeftOutError(Exception):
-    """Why a layer is not measured: an error where the layer was named, unless its rate is 0."""
-
-
 #: As in the first step of a warm-up; the next step has a rate.
 _ZERO_RATE = "its learning rate is 0"
 
 
 def _measure(
     path: str, layer: nn.Module, names: dict[str, str], step: Step, max_rows: int, by_optimizer: bool
-) -> LayerDivergence:
-    """Measure the rows of a layer's calls; `names` has the paths of its trained parameters."""
-    if reason := _why_not(layer) or step.passed.refused.get(path):
-        raise _LeftOutError(reason)
+) -> LayerDivergence | str:
+    """Measure the rows of a layer's calls, or return why not; `names` has the paths of its trained parameters."""
+    if path in step.passed.refused:
+        return step.passed.refused[path]
     calls = [call for call in step.passed.calls.get(path, []) if call.grad_output.numel()]
     if not calls:
-        raise _LeftOutError("it was not called with any rows, or the loss does not depend on it")
-    if _is_complex(layer, calls):
-        raise _LeftOutError("it computes with complex numbers, whose rows are not measured")
+        return "it was not called with any rows, or the loss does not depend on it"
+    if any(each.is_complex() for call in calls for each in (*layer.parameters(), *call.inputs, call.grad_output)):
+        return "it computes with complex numbers, whose rows are not measured"
     rates = [step.rates[name] for name in names.values() if name in step.rates]
     if not rates:
-        raise _LeftOutError("the optimizer holds none of its parameters")
+        return "the optimizer holds none of its parameters"
     if not (rate := max(rates)):
-        raise _LeftOutError(_ZERO_RATE)
+        return _ZERO_RATE
     change = {local: widest(step.change[name]) / rate for local, name in names.items()}
     try:
         rows_of = closed_rows if has_closed_form(layer) else general_rows
@@ -186,7 +183,7 @@ def _measure(
         if has_closed_form(layer) or isinstance(error, torch.OutOfMemoryError):
             raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise _LeftOutError(f"its rows cannot be differentiated one by one: {first}") from error
+        return f"its rows cannot be differentiated one by one: {first}"
     starts = accumulate((count for _, count in measured), initial=0)
     parts = [rows._replace(numbers=rows.numbers + start) for (rows, _), start in zip(measured, starts, strict=False)]
     joined = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
@@ -199,7 +196,7 @@ def _measure(
     )
 
 
-def _why_not(module: nn.Module) -> str | None:
+def _why_unmeasured(module: nn.Module) -> str | None:
     if any(isinstance(inside, Corrected) for inside in module.modules() if inside is not module):
         return "layers inside it have a correction: name those"
     if why := why_mixed(module):
@@ -211,11 +208,6 @@ def _why_not(module: nn.Module) -> str | None:
     if not any(parameter.requires_grad for parameter in module.parameters()):
         return "it has no trainable parameter"
     return None
-
-
-def _is_complex(layer: nn.Module, calls: list[Call]) -> bool:
-    tensors = [*layer.parameters(), *(tensor for inputs, output in calls for tensor in (*inputs, output))]
-    return any(tensor.is_complex() for tensor in tensors)
 
 
 def _inner(left: Tensor, right: Tensor | None) -> float:

@@ -160,8 +160,8 @@ def mean_field_bound(gram: Tensor, strength: float, depths: int | Sequence[int] 
     length = gram.diagonal(dim1=-2, dim2=-1).sqrt()
     correlation = gram / (length.unsqueeze(-1) * length.unsqueeze(-2))
     largest = correlation.tril(-1).abs().flatten(-2).amax(-1)
-    apart = 1 - largest
-    gamma = torch.where(apart > DUPLICATE_EPS * torch.finfo(gram.dtype).eps, largest / apart, torch.inf)
+    distance = 1 - largest
+    gamma = torch.where(distance > DUPLICATE_EPS * torch.finfo(gram.dtype).eps, largest / distance, torch.inf)
     depths = torch.as_tensor(depths, device=gram.device)
     start = isometry_gap(correlation)
     batch = (*start.shape, *[1] * depths.dim())

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from .._checks import check_count
 from .._device import widest
-from ..rows.models import no_such_module
+from ..jacobian.modules import choose_layers
+from ..rows.models import layers_of
 from ._isometry import isometry_gap
 from ._rows import evenly
 
@@ -63,13 +64,8 @@ class IsometryRecorder:
         The names are "isometry/path/samples", "isometry/path/isometry" and "isometry/path/gap". Of a layer that ran
         several times the last call counts.
         """
-        calls = self.history[-1]["layers"] if self.history else []
-        return {
-            f"isometry/{call['path']}/{name}": float(value)
-            for call in calls
-            for name, value in call.items()
-            if isinstance(value, (int, float))
-        }
+        calls, names = self.history[-1]["layers"] if self.history else [], ("samples", "isometry", "gap")
+        return {f"isometry/{call['path']}/{name}": float(call[name]) for call in calls for name in names}
 
     def __enter__(self) -> "IsometryRecorder":
         return self
@@ -93,13 +89,9 @@ class IsometryRecorder:
     def _measure(self, path: str, layer: nn.Module, args: Any, output: Any) -> None:
         if not self._measuring:
             return
-        if kind := _no_samples(output):
-            self.left_out[path] = f"it returned a {kind}"
-            return
-        rows: Any = self.rows(output)
-        if not isinstance(rows, Tensor) or rows.dim() < 2:
-            kind = f"a tensor of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
-            self.left_out[path] = f"rows() made {kind} of its output; samples are (..., n, features)"
+        rows = self.rows(output) if _has_rows(output) else output
+        if not _has_rows(rows):
+            self.left_out[path] = f"its samples are {_kind(rows)}; wanted are floating-point numbers (..., n, features)"
             return
         rows = widest(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
         gap = isometry_gap(rows @ rows.mT)
@@ -114,15 +106,16 @@ class IsometryRecorder:
         )
 
 
-def _no_samples(output: Any) -> str | None:
-    """Say of which kind an output without a Gram matrix is."""
+def _has_rows(output: Any) -> bool:
+    is_dense = isinstance(output, Tensor) and not output.is_nested
+    return is_dense and output.is_floating_point() and output.dim() >= 2
+
+
+def _kind(output: Any) -> str:
     if not isinstance(output, Tensor):
-        return type(output).__name__
-    if output.is_nested:  # as torch's TransformerEncoder makes of padded sequences in evaluation
-        return "nested tensor"
-    if not output.is_floating_point() or output.dim() < 2:
-        return f"{output.dtype} tensor of shape {tuple(output.shape)}"
-    return None
+        return f"a {type(output).__name__}"
+    # Nested as torch's TransformerEncoder makes them of padded sequences in evaluation.
+    return "a nested tensor" if output.is_nested else f"a {output.dtype} tensor of shape {tuple(output.shape)}"
 
 
 def record(
@@ -150,7 +143,8 @@ def record(
 
     Args:
         model: whose forward passes are recorded. Call torch.compile only after `record`, or hooks do not run.
-        layers: paths of the modules to measure; by default every module without submodules, as it is called.
+        layers: paths of the modules to measure; by default every one without submodules, parametrized or not, as it is
+            called.
         every: measure the passes 0, every, 2 · every, …, whether in training or in evaluation.
         rows: from a layer's output to its samples, (..., n, features), if not as above: `lambda z: z.flatten(1)` for
             the (B, C, L) of 1-D convolutions, `lambda z: z.flatten(0, -2)` for all tokens of a batch in one matrix.
@@ -160,6 +154,7 @@ def record(
         The `IsometryRecorder`; read its `history`, and call its `remove()` in the end.
 
     Raises:
+        TypeError: `layers` is a string.
         ValueError: a path that is not in the model, `every` or `max_samples` below 1.
 
     Example:
@@ -172,10 +167,7 @@ def record(
         [('0', 'Linear', True), ('1', 'Tanh', True), ('2', 'LayerNorm', True)]
     """
     check_count("record", every=every, max_samples=max_samples)
-    modules = dict(model.named_modules())
     if layers is None:
-        layers = [path for path, module in modules.items() if not any(module.children())]
-    wanted = [layers] if isinstance(layers, str) else list(layers)
-    if missing := [path for path in wanted if path not in modules]:
-        raise no_such_module("record: layers", missing[0], modules)
-    return IsometryRecorder(model, {path: modules[path] for path in wanted}, every, rows, max_samples)
+        modules = layers_of(model).items()
+        layers = [path for path, module in modules if module._modules.keys() <= {"parametrizations"}]
+    return IsometryRecorder(model, choose_layers(model, layers)[0], every, rows, max_samples)

@@ -34,7 +34,8 @@ class LayerDivergence(_Descent):
         cosine: between the effective update and −g.
         projection: ⟨Δz, −g⟩ / (η|g|²), the total gain over all rows; 1 is the ideal step.
         gain: the own gain γ: the gain by the row's own part of the gradient.
-        interference: the others' share of the movement; with an optimizer the share that is not along g.
+        interference: the others' share of the movement, |Δz/η − o| / (|o| + |Δz/η − o|) with the row's own part o; with
+            an optimizer the share that is not along g, |Δz⊥| / (|Δz∥| + |Δz⊥|).
         squared_norm: |x|² of the row's input; for a layer whose rows have no input each, of the sample.
         responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
         descent: ⟨−Δθ, ∇L⟩/η over the layer's parameters, with the plain gradient of the loss ∇L;
@@ -80,7 +81,7 @@ class Divergence(_Descent):
         left_out: path → why a layer with trainable parameters was not measured.
         loss: of the batch.
         descent: ⟨−Δθ, ∇L⟩/η over all trainable parameters, η being the greatest rate of all groups; `descends` says
-            whether it is above 0. NaN where all rates are 0.
+            whether it is above 0. NaN where all rates are 0, or the optimizer holds frozen parameters alone.
         optimizer: the class of the optimizer whose step was measured, as "Whitened(Adam)"; None for the gradient step.
     """
 
@@ -115,10 +116,7 @@ class Divergence(_Descent):
         """Return an aligned table of `columns`, with notes; the own gain is mean ± deviation over rows."""
         table = [("layer", *_HEADER, ""), *(_line(path, layer.summary()) for path, layer in self.layers.items())]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(cells))
-            for cells in (list(zip(row, widths, strict=True)) for row in table)
-        ]
+        lines = ["  ".join([path.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for path, *cells in table]
         lines += [f"{path or 'model'}: left out ({reason})" for path, reason in self.left_out.items()]
         lines.append("Var|x|²: the variance over rows of the squared norm of their inputs; 0 where all are as long")
         if any(layer.descent <= 0 for layer in self.layers.values()):

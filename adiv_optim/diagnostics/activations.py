@@ -17,26 +17,21 @@ EDGE = 38
 PER_PANEL, IN_ALL = 1e-14, 1e-7
 MOST_PANELS, MOST_HALVINGS = 2**14, 60
 
-
-def _gauss_legendre() -> tuple[Tensor, Tensor]:
-    """Return the 20 nodes of the rule on [-1, 1], and their weights."""
-    nodes_and_weights = (
-        (0.076526521133497334, 0.15275338713072585),
-        (0.22778585114164508, 0.14917298647260375),
-        (0.37370608871541956, 0.14209610931838205),
-        (0.51086700195082710, 0.13168863844917663),
-        (0.63605368072651503, 0.11819453196151842),
-        (0.74633190646015079, 0.10193011981724044),
-        (0.83911697182221882, 0.083276741576704749),
-        (0.91223442825132591, 0.062672048334109064),
-        (0.96397192727791379, 0.040601429800386941),
-        (0.99312859918509492, 0.017614007139152118),
-    )
-    positive, weights = torch.tensor(nodes_and_weights, dtype=torch.float64, device="cpu").unbind(1)
-    return torch.cat([-positive, positive]), weights.repeat(2)
-
-
-NODES, WEIGHTS = _gauss_legendre()
+#: The Gauss–Legendre rule of 20 nodes on [-1, 1]: the positive ones, and their weights.
+_POSITIVE = (
+    (0.076526521133497334, 0.15275338713072585),
+    (0.22778585114164508, 0.14917298647260375),
+    (0.37370608871541956, 0.14209610931838205),
+    (0.51086700195082710, 0.13168863844917663),
+    (0.63605368072651503, 0.11819453196151842),
+    (0.74633190646015079, 0.10193011981724044),
+    (0.83911697182221882, 0.083276741576704749),
+    (0.91223442825132591, 0.062672048334109064),
+    (0.96397192727791379, 0.040601429800386941),
+    (0.99312859918509492, 0.017614007139152118),
+)
+_HALF, _HALF_WEIGHTS = torch.tensor(_POSITIVE, dtype=torch.float64, device="cpu").unbind(1)
+NODES, WEIGHTS = torch.cat([-_HALF, _HALF]), _HALF_WEIGHTS.repeat(2)
 
 
 class GaussianMoments(NamedTuple):
@@ -153,8 +148,6 @@ def sample(activation: Activation, degree: int = 1) -> Sampled:
         raise TypeError(f"activation is {activation!r}; pass an elementwise module or function, such as torch.relu.")
     name = repr(activation) if isinstance(activation, nn.Module) else getattr(activation, "__name__", "activation")
     if isinstance(activation, nn.Module):
-        if any(tensor.is_meta for tensor in activation.state_dict().values()):
-            raise ValueError(f"{name} is on the meta device and has no values to integrate; build it on another one.")
         activation = copy.deepcopy(activation).to("cpu", torch.float64)
     cuts = torch.arange(-EDGE, EDGE + 1, dtype=torch.float64, device="cpu")
     edges = torch.stack([cuts[:-1], cuts[1:]], 1)
@@ -209,15 +202,13 @@ def _integrals(panels: Sampled, degree: int) -> Tensor:
 
 
 def _check_elementwise(activation: Activation, nodes: Tensor, name: str) -> None:
-    complaint = f"{name} is not an elementwise activation"
     try:
         outputs, column = activation(nodes.clone()), activation(nodes[1::2, None].clone())
+        by_itself = torch.allclose(outputs[1::2, None], column, rtol=1e-6, atol=1e-12, equal_nan=True)
     except Exception as error:
-        raise ValueError(f"{complaint}: it cannot be applied to a tensor of any shape ({error}).") from error
-    if not isinstance(outputs, Tensor) or (outputs.shape, column.shape) != (nodes.shape, (len(nodes) // 2, 1)):
-        raise ValueError(f"{complaint}: its output has not the shape of its input.")
-    if not torch.allclose(outputs[1::2], column[:, 0], rtol=1e-6, atol=1e-12, equal_nan=True):
+        raise ValueError(f"{name} is not an elementwise activation, for tensors of any shape: {error}.") from error
+    if outputs.shape != nodes.shape or not by_itself:
         raise ValueError(
-            f"{complaint}: its output for a number depends on the other numbers of the tensor, or on chance (then call "
-            ".eval() first)."
+            f"{name} is not an elementwise activation: its output has another shape than its input, or depends for one "
+            "number on the other numbers of the tensor, or on chance (then call .eval() first)."
         )

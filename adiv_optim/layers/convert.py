@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from .._checks import warn
-from ..rows.models import bypassed
+from ..rows.layers import name_of
+from ..rows.models import bypassed, label, refuse_lazy
 
 Factory = Callable[..., nn.Module]
 
@@ -84,7 +84,7 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
     optimizer built before goes on working, and between linear layers or convolutions the state dict keeps its keys.
     All others are dropped, such as a batch norm's running statistics. New parameters, such as α of `DyT`, have to
     be given to that optimizer by add_param_group. `plan` lists both. Layers are matched by exact type; one that stands
-    in several places is replaced by one. Layers that a module of torch uses without calling them stay, with a warning.
+    in several places is replaced by one. One that a module of torch uses without calling it stays, with a warning.
 
     Args:
         model: the model to change.
@@ -98,11 +98,12 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
     Raises:
         TypeError: a mapping that is none, a function that returns no module, or a class that replaces a type whose
             constructor arguments are not known here, or that does not take them.
-        ValueError: no layer was replaced, one is inside another, or a layer to replace has no shape yet, or has hooks,
-            a forward of its own, parametrizations, or buffers other than running statistics, which would be lost.
+        ValueError: no layer was replaced, the model has a lazy parameter, or a layer to replace has another one inside,
+            hooks, a forward of its own, or buffers other than running statistics, which would be lost.
 
     Warns:
-        UserWarning: layers stay that a module uses without calling them, or that are of a subclass.
+        UserWarning: layers stay that a module uses without calling them, or that are of a subclass, as corrected and
+            parametrized ones are.
 
     Example:
         >>> from torch import nn
@@ -125,15 +126,13 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
         for name, child in parent._modules.items():
             if child in replaced:
                 parent._modules[name] = replaced[child]
-                if isinstance(parent, nn.TransformerEncoderLayer):
-                    # In evaluation its fast path computes torch's own layer from the weights, past any replacement.
-                    # It asks for this flag first.
-                    parent.activation_relu_or_gelu = 0
+    new = set(replaced.values())
     for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and not all(
-            getattr(layer, "activation_relu_or_gelu", 0) for layer in module.layers
-        ):
-            # With a padding mask it would hand nested tensors on, which only the fast path can read.
+        # In evaluation torch's fast path computes the layers from their weights, past any replacement, and hands nested
+        # tensors on, which only it can read.
+        if isinstance(module, nn.TransformerEncoderLayer) and not new.isdisjoint(module.modules()):
+            module.activation_relu_or_gelu = 0  # the first that it asks for
+        if isinstance(module, nn.TransformerEncoder) and not new.isdisjoint(module.modules()):
             module.use_nested_tensor = False
     return replaced.get(model, model)
 
@@ -159,20 +158,20 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
         1: BatchNorm2d → DyT, drops running_mean, running_var, num_batches_tracked, adds alpha
     """
     _check_mapping(mapping)
-    uncalled = bypassed(model)
-    matching = {path: layer for path, layer in model.named_modules() if _matches(path, layer, mapping)}
+    refuse_lazy("convert", model)
+    uncalled, modules = bypassed(model), dict(model.named_modules())
+    matching = {path: layer for path, layer in modules.items() if type(layer) in mapping}
     chosen = {path: layer for path, layer in matching.items() if layer not in uncalled}
     if not chosen:
-        names, types = ", ".join(kind.__name__ for kind in mapping), _names(map(type, model.modules()))
-        raise ValueError(f"convert found no {names} in the model; its modules are of type {types}. {_EXACT}")
+        wanted, types = ", ".join(kind.__name__ for kind in mapping), ", ".join(_types(modules.values()))
+        raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT}")
     for path, layer in chosen.items():
-        _refuse_what_would_be_lost(path, layer)
-        _refuse_inside(path, layer, chosen)
+        _refuse_what_would_be_lost(path, layer, chosen)
     replacements = [_built(path, layer, mapping[type(layer)], model) for path, layer in chosen.items()]
-    never_called = [f"layer {path!r} ({uncalled[layer]})" for path, layer in matching.items() if layer in uncalled]
-    if never_called:
-        warn(f"convert left {'; '.join(never_called)} as it is: another one in its place would change nothing.")
-    _warn_of_subclasses({type(layer) for layer in model.modules() if layer not in uncalled}, mapping, chosen)
+    left = [f"{label(path)} ({uncalled[layer]})" for path, layer in matching.items() if layer in uncalled]
+    others = [layer for path, layer in modules.items() if path not in matching and layer not in uncalled]
+    if left := left + _types(layer for layer in others if issubclass(type(layer), tuple(mapping))):
+        warn(f"convert left {', '.join(left)} as it is. {_EXACT}")
     return replacements
 
 
@@ -187,63 +186,29 @@ def _check_mapping(mapping: Mapping[type[nn.Module], Factory]) -> None:
             )
 
 
-def _matches(path: str, layer: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> bool:
-    """Whether the mapping names the layer's type; an error if it names the type that a lazy layer will become."""
-    kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
-    if getattr(kind, "cls_to_become", None) in mapping:
-        raise ValueError(
-            f"layer {path!r} ({kind.__name__}) has no shape yet; run one batch through the model first, or convert "
-            "would leave it as it is."
-        )
-    return kind in mapping
-
-
-def _refuse_what_would_be_lost(path: str, layer: nn.Module) -> None:
+def _refuse_what_would_be_lost(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
     reasons = {
-        "parametrizations": parametrize.is_parametrized(layer),
         "a forward of its own": "forward" in vars(layer),
         # Every kind that torch has, those of state dicts among them.
         "hooks": any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks")),
         "buffers": bool(layer._buffers.keys() - RUNNING_STATISTICS),
+        "a layer to replace in it": any(each in chosen.values() for each in layer.modules() if each is not layer),
     }
     if lost := [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(
-            f"layer {path!r} ({type(layer).__name__}) has {lost[0]}, which its replacement would lose; convert the "
-            "model first and add them afterwards."
+            f"{label(path)} ({type(layer).__name__}) has {lost[0]}, which its replacement would lose; call convert "
+            "before you add that, or once for each layer."
         )
-
-
-def _refuse_inside(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
-    above = [other for other in chosen if other != path and path.startswith(f"{other}." if other else "")]
-    if above:
-        raise ValueError(
-            f"layer {path!r} ({type(layer).__name__}) is a part of {above[0]!r}, which is replaced as well; call "
-            "convert once for each."
-        )
-
-
-def _warn_of_subclasses(
-    types: set[type[nn.Module]], mapping: Mapping[type[nn.Module], Factory], chosen: Mapping[str, nn.Module]
-) -> None:
-    replaced = set(map(type, chosen.values()))
-    for kind in mapping:
-        if others := {each for each in types - replaced if issubclass(each, kind)}:
-            names = _names(others)
-            left = f"left {names}" if kind in replaced else f"found no {kind.__name__} in the model but {names}, left"
-            warn(f"convert {left} as it is. {_EXACT}")
 
 
 _EXACT = (
-    "Layers are matched by exact type: name a subclass itself in the mapping; detach(model) first if a correction is "
-    "attached."
+    "Layers are matched by exact type: name a subclass itself in the mapping; take corrections, by detach(model), and "
+    "parametrizations off first."
 )
 
 
-def _names(types: Iterable[type[nn.Module]]) -> str:
-    """Return class names, those of torch.nn without their module."""
-    return ", ".join(
-        sorted({t.__name__ if t.__module__.startswith("torch.nn.") else f"{t.__module__}.{t.__name__}" for t in types})
-    )
+def _types(layers: Iterable[nn.Module]) -> list[str]:
+    return sorted({name_of(type(layer)) for layer in layers})
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -256,7 +221,7 @@ def _built(path: str, layer: nn.Module, factory: Factory, model: nn.Module) -> R
     new = _constructed(path, layer, factory, model) if isinstance(constructor, type) else factory(layer)
     if not isinstance(new, nn.Module):
         kind = type(layer).__name__
-        raise TypeError(f"layer {path!r} ({kind}): the function returned {new!r}; it has to return a module.")
+        raise TypeError(f"{label(path)} ({kind}): the function returned {new!r}; it has to return a module.")
     new.train(layer.training)
     old_ids, new_ids = ({id(tensor) for tensor in _tensors(each).values()} for each in (layer, new))
     dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in new_ids)
@@ -270,8 +235,7 @@ def _constructed(path: str, layer: nn.Module, factory: Any, model: nn.Module) ->
     remedy = f"pass a function instead of the class: {{{kind}: lambda old: {name}(…)}}."
     if type(layer) not in CONSTRUCTOR_ARGUMENTS:
         raise TypeError(f"convert does not know the constructor arguments of {kind}; {remedy}")
-    settings = factory.keywords if isinstance(factory, partial) else {}
-    arguments = {key: value for key, value in CONSTRUCTOR_ARGUMENTS[type(layer)](layer).items() if key not in settings}
+    arguments = {**CONSTRUCTOR_ARGUMENTS[type(layer)](layer), **getattr(factory, "keywords", {})}
     # A tensor with the device and the dtype of parameters that the old layer does not have.
     tensors = chain(_tensors(layer).values(), model.parameters())
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
@@ -284,7 +248,7 @@ def _constructed(path: str, layer: nn.Module, factory: Any, model: nn.Module) ->
                 new = _hand_on(layer, factory(**arguments).to(like.dtype))
     except TypeError as error:
         raise TypeError(
-            f"layer {path!r} ({kind}): {name} does not take {', '.join(arguments)}: {error}; {remedy}"
+            f"{label(path)} ({kind}): {name} does not take {', '.join(arguments)}: {error}; {remedy}"
         ) from error
     return new
 

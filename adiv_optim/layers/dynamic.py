@@ -2,31 +2,25 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from .._checks import check_positive, given
 from .._device import at_least_float32
-from .channel_scale import ChannelOptions, Channelwise, empty
+from .channel_scale import ChannelOptions, ChannelScale
 
 
-class _Dynamic(Channelwise):
-    """A bounded function of αx, with α trained."""
+class _Dynamic(ChannelScale):
+    """A bounded function of each number, with scalars that are trained, before γ and β."""
 
-    def __init__(self, normalized_shape: int | Sequence[int], alpha: float, channels: Any) -> None:
-        check_positive(type(self).__name__, alpha=alpha)
-        super().__init__(normalized_shape, **channels)
-        self.initial_alpha = alpha
-        self.alpha = empty((1,), channels)
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.constant_(self.alpha, self.initial_alpha)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, alpha={self.initial_alpha}"
+    def _add_scalars(self, channels: ChannelOptions, **initial: float) -> None:
+        for name in initial:
+            empty = torch.empty((1,), device=channels.get("device"), dtype=channels.get("dtype"))
+            self.register_parameter(name, nn.Parameter(empty))
+        self._initial |= initial
+        self.reset_parameters()
 
 
 class DyT(_Dynamic):
@@ -57,6 +51,8 @@ class DyT(_Dynamic):
         tensor([[0.0000, 0.7616]], grad_fn=<AddBackward0>)
     """
 
+    alpha: nn.Parameter
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -65,9 +61,10 @@ class DyT(_Dynamic):
         sqrt_d: bool = False,
         **channels: Unpack[ChannelOptions],
     ) -> None:
-        super().__init__(normalized_shape, alpha, channels)
-        self.sqrt_d = sqrt_d
-        self.reset_parameters()
+        check_positive("DyT", alpha=alpha)
+        super().__init__(normalized_shape, **channels)
+        self.initial_alpha, self.sqrt_d = alpha, sqrt_d
+        self._add_scalars(channels, alpha=alpha)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ tanh(αx) + β, or γ ⊙ √d tanh(αx / √d) + β."""
@@ -76,7 +73,7 @@ class DyT(_Dynamic):
         return self._affine(bound * torch.tanh(self.alpha / bound * input))
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, sqrt_d={self.sqrt_d}"
+        return f"{super().extra_repr()}, alpha={self.initial_alpha}, sqrt_d={self.sqrt_d}"
 
 
 class Derf(_Dynamic):
@@ -92,21 +89,24 @@ class Derf(_Dynamic):
         tensor([[0.0000, 0.8427]], grad_fn=<AddBackward0>)
     """
 
+    alpha: nn.Parameter
+    shift: nn.Parameter
+
     def __init__(
         self, normalized_shape: int | Sequence[int], *, alpha: float = 0.5, **channels: Unpack[ChannelOptions]
     ) -> None:
-        super().__init__(normalized_shape, alpha, channels)
-        self.shift = empty((1,), channels)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.zeros_(self.shift)
+        check_positive("Derf", alpha=alpha)
+        super().__init__(normalized_shape, **channels)
+        self.initial_alpha = alpha
+        self._add_scalars(channels, alpha=alpha, shift=0.0)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ erf(αx + s) + β."""
         self._check(input)
         return self._affine(torch.erf(self.alpha * input + self.shift))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, alpha={self.initial_alpha}"
 
 
 def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
@@ -136,7 +136,7 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
     )
 
 
-class DyISRU(Channelwise):
+class DyISRU(_Dynamic):
     r"""Dynamic inverse square root unit: :math:`y = \gamma \odot \sqrt{d}\,x / \sqrt{x^2 + C} + \beta`, with C trained.
 
     Stollenwerk 2025 and Su 2025: RMSNorm as far as a function of each number by itself can be; with
@@ -156,6 +156,8 @@ class DyISRU(Channelwise):
         tensor([[0.0000, 0.6000]], grad_fn=<AddBackward0>)
     """
 
+    log_c: nn.Parameter
+
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
@@ -168,18 +170,13 @@ class DyISRU(Channelwise):
         super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
         self.sqrt_d = sqrt_d
-        self.log_c = empty((1,), channels)
-        self.reset_parameters()
+        self._add_scalars(channels, log_c=math.log(self.initial_c))
 
     @property
     def c(self) -> Tensor:
         """C as it is now, in float32 at least."""
         # In float16 C itself would overflow where d is large.
         return at_least_float32(self.log_c).exp()
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.constant_(self.log_c, math.log(self.initial_c))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ √d x / √(x² + C) + β, or the same without √d."""

@@ -126,11 +126,11 @@ def test_activations_may_work_in_place():
 
 ERRORS = {
     "name": ("relu", TypeError, "activation is 'relu'; pass an elementwise module or function"),
-    "softmax": (nn.Softmax(dim=-1), ValueError, "depends on the other numbers"),
-    "layer-norm": (nn.LayerNorm(4), ValueError, r"LayerNorm\(.*is not an elementwise activation: it cannot be applied"),
-    "cumulative-sum": (lambda z: z.cumsum(0), ValueError, "depends on the other numbers"),
-    "linear": (nn.Linear(3, 3), ValueError, "cannot be applied to a tensor of any shape"),
-    "glu": (nn.GLU(dim=0), ValueError, "output has not the shape of its input"),
+    "softmax": (nn.Softmax(dim=-1), ValueError, "depends for one number on the other"),
+    "layer-norm": (nn.LayerNorm(4), ValueError, r"LayerNorm\(.* is not an elementwise activation, for tensors"),
+    "cumulative-sum": (lambda z: z.cumsum(0), ValueError, "depends for one number on the other"),
+    "linear": (nn.Linear(3, 3), ValueError, "for tensors of any shape: mat1 and mat2 shapes cannot be"),
+    "glu": (nn.GLU(dim=0), ValueError, "its output has another shape than its input"),
     "dropout": (nn.Dropout(), ValueError, r"or on chance \(then call .eval\(\) first\)"),
     "logarithm": (torch.log, ValueError, "gives nan at z = .*; it must be finite for every z"),
     "overflow": (lambda z: (z * z).exp(), ValueError, "gives inf at z ="),

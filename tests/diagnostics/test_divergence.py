@@ -182,6 +182,15 @@ def test_layer_without_closed_form_agrees_with_explicit_jacobians(build, shapes)
     agrees(sum(found.responsibility.values()), torch.ones(len(grads)))
 
 
+def test_layer_that_is_not_linear_in_its_parameters_is_measured_where_the_step_begins():
+    layer, x, g = LowRank(5), torch.randn(4, 5), torch.randn(4, 3)
+    wanted = divergence(layer, weighted, x, g).layers[""]
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    found = divergence(layer, weighted, x, g, optimizer=optimizer).layers[""]
+    for name in ("cosine", "projection", "gain"):
+        agrees(getattr(found, name), getattr(wanted, name), SOLVED)
+
+
 def as_rows(layer, tensor, dims):
     """(samples, *output, last) → (rows, features, last), in the order of the result."""
     if isinstance(layer, nn.ConvTranspose1d):

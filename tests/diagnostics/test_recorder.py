@@ -121,6 +121,9 @@ def test_calls_that_belong_to_no_forward_pass_are_not_measured():
     assert [len(entry["layers"]) for entry in recorder.history] == [1, 0]
 
 
+WANTED = "wanted are floating-point numbers (..., n, features)"
+
+
 def test_outputs_without_samples_are_named():
     class Odd(nn.Module):
         def __init__(self):
@@ -136,9 +139,9 @@ def test_outputs_without_samples_are_named():
         model(torch.randn(3, 5, 6))
     assert recorder.history[0]["layers"] == []
     assert recorder.left_out == {
-        "recurrent": "it returned a tuple",
-        "flat": "it returned a torch.float64 tensor of shape (120,)",
-        "index": "it returned a torch.int64 tensor of shape (2, 2)",
+        "recurrent": f"its samples are a tuple; {WANTED}",
+        "flat": f"its samples are a torch.float64 tensor of shape (120,); {WANTED}",
+        "index": f"its samples are a torch.int64 tensor of shape (2, 2); {WANTED}",
     }
 
 
@@ -151,7 +154,7 @@ def test_padded_sequences_that_torch_nests_are_named_and_passed_on():
         with record(model) as recorder:
             found = model(x, src_key_padding_mask=padding)
     torch.testing.assert_close(found, wanted, rtol=0, atol=EXACT)
-    assert recorder.left_out["layers.0.norm2"] == "it returned a nested tensor"
+    assert recorder.left_out["layers.0.norm2"] == f"its samples are a nested tensor; {WANTED}"
     # With gradients there is nothing nested.
     with record(model) as recorder:
         model(x, src_key_padding_mask=padding)
@@ -161,7 +164,11 @@ def test_padded_sequences_that_torch_nests_are_named_and_passed_on():
 def test_layers_can_be_chosen_containers_too():
     model = nn.Sequential(network(), nn.Tanh())
     assert list(recorded(model, torch.randn(5, 6), layers=["0.4", "0", "1"])) == ["0.4", "0", "1"]
-    assert list(recorded(model, torch.randn(5, 6), layers="0.4")) == ["0.4"]
+
+
+def test_parametrized_layer_is_a_layer_and_its_parametrization_is_none():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 20)), nn.Tanh())
+    assert list(recorded(model, torch.randn(5, 6))) == ["0", "1"]
 
 
 def test_copies_and_pickles_of_a_watched_model_record_for_themselves():
@@ -195,10 +202,10 @@ def test_rows_that_are_no_samples_leave_the_layer_out():
     with record(model, rows=lambda z: z.flatten()) as recorder:
         model(x)
     assert recorder.history[0]["layers"] == []
-    assert recorder.left_out["0"] == "rows() made a tensor of shape (15,) of its output; samples are (..., n, features)"
+    assert recorder.left_out["0"] == f"its samples are a torch.float64 tensor of shape (15,); {WANTED}"
     with record(model, rows=lambda z: [z]) as recorder:
         model(x)
-    assert recorder.left_out["1"].startswith("rows() made list of its output")
+    assert recorder.left_out["1"] == f"its samples are a list; {WANTED}"
 
 
 def test_training_is_the_same_bit_for_bit():
@@ -235,15 +242,16 @@ def test_loggers_get_the_last_measurement_flat():
 
 
 MISTAKES = {
-    "every": ({"every": 0}, "every is 0; it must be an integer of at least 1"),
-    "samples": ({"max_samples": 0}, "max_samples is 0"),
-    "path": ({"layers": ["7"]}, r"layers names '7', .*; its modules are '', '0', '1'"),
+    "every": ({"every": 0}, ValueError, "every is 0; it must be an integer of at least 1"),
+    "samples": ({"max_samples": 0}, ValueError, "max_samples is 0"),
+    "path": ({"layers": ["7"]}, ValueError, r"layers names '7', .*; its modules are '', '0', '1'"),
+    "string": ({"layers": "0"}, TypeError, r"pass a list of paths: layers=\['0'\]"),
 }
 
 
-@pytest.mark.parametrize(("options", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_are_refused_at_once_and_leave_no_hooks(options, message):
+@pytest.mark.parametrize(("options", "error", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_refused_at_once_and_leave_no_hooks(options, error, message):
     model = network()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(error, match=message):
         record(model, **options)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

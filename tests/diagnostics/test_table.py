@@ -36,6 +36,14 @@ def test_first_step_of_a_warm_up_has_no_verdict():
     assert "not downhill" not in str(undecided)
 
 
+def test_optimizer_of_frozen_parameters_alone_has_no_verdict():
+    network = model()
+    network[0].requires_grad_(False)
+    found = divergence(network, F.cross_entropy, *batch(), optimizer=torch.optim.SGD(network[0].parameters()))
+    assert math.isnan(found.descent)
+    assert found.left_out["3"] == "the optimizer holds none of its parameters"
+
+
 def test_loggers_get_the_columns_of_the_table_flat():
     found = divergence(model(), F.cross_entropy, *batch(), Proportional())
     metrics = found.metrics()

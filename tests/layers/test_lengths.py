@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from adiv_optim.layers import IsotropicTanh, L2Norm, dyisru
 
@@ -40,10 +39,6 @@ def test_black_image_stays_black_and_passes_no_gradient():
     assert x.grad[0].abs().max() == 0
     assert x.grad[1].abs().max() > 0
     assert x.grad.isfinite().all()
-    # torch's own multiplies it by 1 / eps.
-    x = torch.zeros(1, 4, requires_grad=True)
-    F.normalize(x, dim=-1).sum().backward()
-    assert x.grad.abs().max() > 1e10
 
 
 @pytest.mark.parametrize("function", [L2Norm(), IsotropicTanh(), lambda x: dyisru(x, 16.0)], ids=["l2", "tanh", "isru"])

@@ -79,10 +79,9 @@ def test_repr_names_a_function():
     assert repr(MeanFieldNorm(nn.Tanh())).startswith("MeanFieldNorm(\n  center=True, ")
 
 
-#: Beside what has no moments, of which activations/test_moments.py has a table.
+#: Beside what has no moments, of which diagnostics/test_activations.py has a table.
 ERRORS = {
     "no-moments": (nn.Dropout(), ValueError, r"on chance \(then call .eval\(\) first\)"),
-    "meta": (nn.PReLU(device="meta"), ValueError, "is on the meta device and has no values to integrate"),
     "constant": (torch.ones_like, ValueError, "activation is the constant 1, without a variance to divide by"),
 }
 
