@@ -154,14 +154,9 @@ def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return activation(z), slope, _along(lambda z: _along(activation, z, ones), z, ones)
 
 
-def _identity(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return z, torch.ones_like(z), torch.zeros_like(z)
-
-
 _ELEMENTWISE: dict[type, _Rule] = {
     nn.Tanh: _tanh,
     nn.Sigmoid: _sigmoid,
-    nn.Identity: _identity,
-    **dict.fromkeys((nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU), _elementwise),
+    **dict.fromkeys((nn.Identity, nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU), _elementwise),
     **dict.fromkeys((nn.ReLU, nn.LeakyReLU, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink), _elementwise),
 }

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from .._checks import check_count, check_not_negative, given
 from ..rows.models import Coverage, refuse_attached, refuse_lazy
 from .modules import why_mixed
-from .terms import Parameters, Term, Terms, check_memory, solver
+from .terms import Parameters, Term, Terms, solver
 
 #: A step that lowers the loss by less than this share of it is tried again with more damping.
 ENOUGH = 0.005
@@ -115,7 +115,6 @@ class GaussNewton(Optimizer):
         check_count("GaussNewton", **given(chunk_size=chunk_size))
         refuse_lazy("GaussNewton", network)
         trained = _trained(network)
-        _check_parameters(trained)
         self.network, self.chunk_size, self._metrics = network, chunk_size, dict[str, float]()
         super().__init__(list(trained.values()), {"damping": damping, "last_loss": math.inf})
 
@@ -150,7 +149,6 @@ class GaussNewton(Optimizer):
         loss = r.square().sum() / 2
         if not loss.isfinite():
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
-        check_memory(len(r), residuals.differentiated_at_once(self.chunk_size), residuals.sample_count, group["params"])
         jacobian = residuals.jacobian(before, self.chunk_size)
         start = max(start, (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2)
         if loss > WORSE * group.get("last_loss", math.inf):
@@ -209,9 +207,7 @@ class GaussNewton(Optimizer):
                 f"GaussNewton.step: {', '.join(changed[:4])}: frozen, freed or replaced since the optimizer was built; "
                 "build another."
             )
-        trained = _trained(self.network)
-        _check_parameters(trained)
-        return trained
+        return _trained(self.network)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a second group: all parameters share one Jacobian and one damping."""
@@ -293,10 +289,8 @@ def _change(alpha: float) -> float:
 
 
 def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
-
-
-def _check_parameters(trained: dict[str, nn.Parameter]) -> None:
+    """Return the trainable parameters, if they can be stepped on together."""
+    trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     if not trained:
         raise ValueError("GaussNewton: the network has no trainable parameter.")
     kinds = {(parameter.dtype, parameter.device) for parameter in trained.values()}
@@ -310,3 +304,4 @@ def _check_parameters(trained: dict[str, nn.Parameter]) -> None:
     if sharded := [name for name, parameter in trained.items() if type(parameter.data) is not Tensor]:
         kind = type(trained[sharded[0]].data).__name__
         raise TypeError(f"GaussNewton: {sharded[0]} is a {kind}; a Jacobian of sharded parameters is not supported.")
+    return trained

@@ -177,12 +177,12 @@ def test_lazy_layer_can_be_skipped_and_attached_once_it_has_run():
 
 
 INPUT_ERRORS = {
-    "features": (lambda m: m.body(torch.ones(2, 5)), ValueError, r"layer 'body\.0' \(Linear\): .*has 5 features"),
+    "features": (lambda m: m.body(torch.ones(2, 5)), ValueError, r"layer 'body\.0' \(Linear\): .*shapes \(2, 5\)"),
     "integers": (lambda m: m.body(torch.ones(2, 16).long()), TypeError, r"layer 'body\.0' \(Linear\): .*torch.int64"),
-    "channels": (lambda m: m(torch.ones(1, 7, 4, 4)), ValueError, r"layer 'conv' \(Conv2d\): .*has 7 channels"),
+    "channels": (lambda m: m(torch.ones(1, 7, 4, 4)), ValueError, r"layer 'conv' \(Conv2d\): .*shapes \(1, 7, 4, 4\)"),
     "itself": (
         lambda m: attach(nn.Linear(3, 2), Proportional())(torch.ones(2, 5)), ValueError,
-        r"the model itself \(Linear\): .*has 5 features",
+        r"the model itself \(Linear\): .*shapes \(2, 5\)",
     ),
 }  # fmt: skip
 
