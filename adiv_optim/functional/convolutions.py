@@ -61,7 +61,13 @@ def corrected_conv(
 ) -> Tensor:
     """Compute the convolution with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
-    _check_shapes(name, dims, input, weight, args[-1])
+    fits = input.dim() in (dims + 1, dims + 2) and weight.dim() == dims + 2
+    if not fits or input.shape[-dims - 1] != weight.shape[1] * args[-1]:
+        raise ValueError(
+            f"{name}: input and weight have shapes {tuple(input.shape)} and {tuple(weight.shape)}, groups={args[-1]}; "
+            "they must be (N, C, *spatial) or (C, *spatial) and (out_channels, C / groups, *kernel), with spatial and "
+            f"kernel of {dims} dimensions."
+        )
     batch, _, geometry = patches_of(name, input, weight.shape[2:], args)
     if trains(weight, bias):
         batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
@@ -101,16 +107,6 @@ def _resolve_padding(
     if any(total % 2 for total in totals):
         input = F.pad(input, [side for total in reversed(totals) for side in (0, total % 2)])
     return input, [total // 2 for total in totals]
-
-
-def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: int) -> None:
-    fits = input.dim() in (dims + 1, dims + 2) and weight.dim() == dims + 2
-    if not fits or input.shape[-dims - 1] != weight.shape[1] * groups:
-        raise ValueError(
-            f"{name}: input and weight have shapes {tuple(input.shape)} and {tuple(weight.shape)}, groups={groups}; "
-            "they must be (N, C, *spatial) or (C, *spatial) and (out_channels, C / groups, *kernel), with spatial and "
-            f"kernel of {dims} dimensions."
-        )
 
 
 def conv1d(
@@ -164,7 +160,8 @@ def conv2d(
         TypeError: the correction is no `Correction`, or the input is integer, complex, sparse or nested.
         ValueError: wrong dimensions or channel counts, an unknown padding, 'same' with a stride, or in the backward
             pass scales of the rule that do not fit.
-        RuntimeError: torch's, of a kernel beyond the input, a bias of another size, or wrong numbers of strides.
+        RuntimeError: it is differentiated twice; or torch's, of a kernel beyond the input, a bias of another size, or
+            wrong numbers of strides.
 
     Example:
         >>> import torch

@@ -13,26 +13,16 @@ from ..rows.models import Coverage, refuse_attached, refuse_lazy
 from .modules import why_mixed
 from .terms import Parameters, Term, Terms, solver
 
-#: A step that lowers the loss by less than this share of it is tried again with more damping.
-ENOUGH = 0.005
-#: A step that lowers it by less than this share is not taken: it may be rounding.
-LEAST_FALL = 1e-6
-#: The damping rises to this at most: a step is then along the gradient.
-MOST_DAMPING = 1e6
-#: The root of the damping is at least so many times the precision of the type, below which singular values are
-#: rounding; the damping 2·10⁻²⁸ in float64, 5.8·10⁻¹¹ in float32.
-PRECISIONS = 64
-#: The damping of the next step is divided by 10 after a step length of at least this.
-BOLD = 0.25
-#: It is multiplied by `RISE` after one of at most this.
-TIMID, RISE = 0.0625, 3
-#: A loss above this multiple of the one before the last step means that the step overfitted its points, which have
-#: changed since. The damping is multiplied by 10.
-WORSE = 2.0
-#: h, the finite-difference step of the acceleration (0.1 in Transtrum and Sethna 2012).
-TRIAL = 0.1
-#: Halvings of a step length, at most.
-HALVINGS = 30
+#: What `GaussNewton` says of damping and step lengths.
+ENOUGH = 0.005  # A step that lowers the loss by less than this share is tried again with more damping.
+LEAST_FALL = 1e-6  # One that lowers it by less than this share is not taken: it may be rounding.
+MOST_DAMPING = 1e6  # A step is then along the gradient.
+PRECISIONS = 64  # Times the precision of the type, the least root of the damping: smaller singular values are rounding.
+BOLD = 0.25  # After a step length of at least this the damping is divided by 10,
+TIMID, RISE = 0.0625, 3  # and multiplied by `RISE` after one of at most `TIMID`.
+WORSE = 2.0  # Above this multiple of the loss before the last step, that step overfitted its points, changed since.
+TRIAL = 0.1  # h, the finite-difference step of the acceleration; 0.1 in Transtrum and Sethna 2012.
+HALVINGS = 30  # of a step length, at most.
 
 
 class _Try(NamedTuple):

@@ -117,8 +117,6 @@ def corrected_gradients(
     check_count("corrected_gradients", **given(chunk_size=chunk_size))
     refuse_attached("corrected_gradients", model, BY_ITSELF)
     names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
-    if not names:
-        raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")
     chosen, _ = choose_layers(model, layers)
     _check_layers(chosen)
     recorded = differentiate(model, loss_fn, inputs, targets, chosen, constant=True)
