@@ -4,41 +4,30 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
 
 
-def check_positive(where: str, **settings: float) -> None:
-    """Raise a ValueError that names the first setting that is not a finite number above 0."""
-    _check(where, settings, Real, lambda value: 0 < value < math.inf, "positive and finite")
+def _check(kind: type, fits: Callable[[Any], bool], wanted: str, where: str, /, **settings: Any) -> None:
+    """Raise a ValueError that names the first setting that is not as wanted."""
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
+            raise ValueError(f"{where}: {name} is {value!r}; it must be {wanted}.")
 
 
-def check_not_negative(where: str, **settings: float) -> None:
-    """Raise a ValueError that names the first setting that is not a finite number of at least 0."""
-    _check(where, settings, Real, lambda value: 0 <= value < math.inf, "finite and at least 0")
-
-
-def check_finite(where: str, **settings: float) -> None:
-    """Raise a ValueError that names the first setting that is not a finite number."""
-    _check(where, settings, Real, math.isfinite, "a finite number")
-
-
-def check_count(where: str, **settings: int) -> None:
-    """Raise a ValueError that names the first setting that is not an integer of at least 1."""
-    _check(where, settings, Integral, lambda value: value >= 1, "an integer of at least 1")
+#: Checks of settings: check_positive("BatchIdeal", damping=damping). Each raises a ValueError.
+check_positive = partial(_check, Real, lambda value: 0 < value < math.inf, "positive and finite")
+check_not_negative = partial(_check, Real, lambda value: 0 <= value < math.inf, "finite and at least 0")
+check_finite = partial(_check, Real, math.isfinite, "a finite number")
+check_count = partial(_check, Integral, lambda value: value >= 1, "an integer of at least 1")
 
 
 def given(**settings: Any) -> dict[str, Any]:
     """Return the settings that are not None, of those that may be."""
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _check(where: str, settings: Mapping[str, Any], kind: type, fits: Callable[[Any], bool], wanted: str) -> None:
-    for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
-            raise ValueError(f"{where}: {name} is {value!r}; it must be {wanted}.")
 
 
 def check_dict(value: Any, path: str, remedy: str) -> None:

@@ -80,12 +80,7 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
             f"{', '.join(plain.__name__ for plain in CORRECTED)} layers that are neither complex nor "
             "skipped; a subclass keeps the plain gradient."
         )
-    coverage = _put(model, correction, layers, skipped, strict)
-    try:
-        _warn_of_reach(model, coverage)
-    except Warning:  # where warnings are errors, the model is as it was
-        detach(model)
-        raise
+    _warn_of_reach(model, _put(model, correction, layers, skipped, strict))
     return model
 
 
@@ -104,12 +99,8 @@ def extend(
 
 
 def _correctable(model: nn.Module, skipped: Container[nn.Module]) -> dict[str, nn.Module]:
-    plain = bypassed(model)
-    return {
-        path: module
-        for path, module in model.named_modules()
-        if module not in skipped and not _why_plain(module, plain)
-    }
+    plain, modules = bypassed(model), model.named_modules()
+    return {path: module for path, module in modules if module not in skipped and not _why_plain(module, plain)}
 
 
 def _put(
@@ -139,6 +130,8 @@ def _put(
 
 def detach(model: nn.Module) -> nn.Module:
     """Take every correction off a model, in place; classes and attributes are those of before `attach`.
+
+    A class that torch's parametrize or fully_shard made for a layer is made anew, over the plain one.
 
     Args:
         model: with corrections, or without.
@@ -190,28 +183,28 @@ def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), tr
 
     `trained`: a backward pass has run since; any layer that has run implies it.
     """
-    owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
+    uses: dict[nn.Parameter, dict[str, nn.Module]] = {}
     for path, owner in layers_of(model).items():
         for name, parameter in trainable(owner, path) if owner not in skipped else ():
-            owned.setdefault(id(parameter), []).append((name, parameter, owner))
+            uses.setdefault(parameter, {})[name] = owner
     treated: dict[str, str] = {}
     plainly: dict[str, str] = {}
     never_seen: dict[str, str] = {}
     elements: dict[str, int] = {}
     without_call = bypassed(model)
     trained = trained or any(isinstance(module, Corrected) and module._ran for module in model.modules())
-    for uses in owned.values():
-        path, parameter, _ = uses[0]
+    for parameter, owners in uses.items():
+        path = next(iter(owners))
         elements[path] = 0 if is_lazy(parameter) else parameter.numel()
+        corrected = [owner for owner in owners.values() if isinstance(owner, Corrected)]
         plain = {
             name: _why_plain(owner, without_call) or "no correction attached"
-            for name, _, owner in uses
-            if not isinstance(owner, Corrected)
+            for name, owner in owners.items()
+            if owner not in corrected
         }
-        part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
-        corrected = [owner for _, _, owner in uses if isinstance(owner, Corrected)]
         rules = dict.fromkeys(type(owner._correction).__name__ for owner in corrected if owner._ran)
         if rules:
+            part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
             treated[path] = ", ".join(f"corrected by {rule}{part}" for rule in rules)
         elif corrected and not (trained and parameter.grad is not None):  # it may be older than the correction
             never_seen[path] = "its layer has not run"
@@ -220,10 +213,10 @@ def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), tr
     return Coverage(treated, plainly, never_seen, elements)
 
 
-def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
+def _why_plain(owner: nn.Module, without_call: Mapping[nn.Module, str]) -> str:
     """Say why no correction goes on a module, or ""."""
-    complex_ = "complex" if any(parameter.is_complex() for parameter in owner.parameters()) else ""
-    return without_call.get(owner) or why_unknown_rows(owner) or complex_
+    is_complex = any(parameter.is_complex() for parameter in owner.parameters())
+    return without_call.get(owner) or why_unknown_rows(owner) or "complex" * is_complex
 
 
 def _warn_of_reach(model: nn.Module, coverage: Coverage) -> None:
@@ -243,19 +236,11 @@ def _warn_of_reach(model: nn.Module, coverage: Coverage) -> None:
 def _swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
     """Return the class that stands for `cls` after the swap.
 
-    torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
-    a class is made anew over the replacement, and remembers the class that it stands for so that undoing is exact,
-    unless parametrizations, which are properties of the class, were added or removed since.
+    torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base: it is
+    made anew over the replacement.
     """
     if cls in replacement:
         return replacement[cls]
-    stands_for: type | None = cls.__dict__.get("_adiv_stands_for")
-    if stands_for is not None and _properties(stands_for) == _properties(cls):
-        return stands_for
     namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
     *before, below = cls.__bases__
-    return type(cls.__name__, (*before, _swapped(below, replacement)), {**namespace, "_adiv_stands_for": cls})
-
-
-def _properties(cls: type) -> dict[str, property]:
-    return {name: value for name, value in cls.__dict__.items() if isinstance(value, property)}
+    return type(cls.__name__, (*before, _swapped(below, replacement)), namespace)

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from ._checks import check_not_negative, check_positive
+from ._checks import check_not_negative, check_positive, shown
 
 #: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular: rounding
 #: stands in place of its zero eigenvalues. Cholesky adds at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 if
@@ -107,19 +107,14 @@ class Correction(ABC):
 
 def _check_scales(name: str, scales: object, factors: Mapping[str, Tensor]) -> None:
     if not isinstance(scales, Mapping) or scales.keys() != factors.keys():
-        kind = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
-        raise ValueError(f"{name} returned {kind}; it was given, and must answer for, {sorted(factors)}.")
+        raise ValueError(f"{name} returned {shown(scales)}; it was given, and must answer for, {sorted(factors)}.")
     for parameter, scale in scales.items():
         shape = factors[parameter].shape
-        if isinstance(scale, Tensor) and scale.shape == shape and scale.is_floating_point():
-            continue
-        form = f"{scale!r} of type {type(scale).__name__}"
-        if isinstance(scale, Tensor):
-            form = f"{scale.dtype} of shape {tuple(scale.shape)}"
-        raise ValueError(
-            f"{name} returned {form} for {parameter!r}; it must be a floating-point tensor of shape {tuple(shape)}, "
-            f"that of the factor: one scale for each row, such as torch.full_like(factors[{parameter!r}], …)."
-        )
+        if not isinstance(scale, Tensor) or scale.shape != shape or not scale.is_floating_point():
+            raise ValueError(
+                f"{name} returned {shown(scale)} for {parameter!r}; it must be a floating-point tensor of shape "
+                f"{tuple(shape)}, that of the factor: one scale for each row."
+            )
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,10 @@ class Returns(Correction):
 
 
 SCALES = {
-    "float": (lambda f: 0.5, "0.5 of type float"),
-    "one-number": (lambda f: f.mean(), r"torch.float32 of shape \(\)"),
-    "one-row-short": (lambda f: f[1:], "torch.float32 of shape"),
-    "integers": (lambda f: torch.ones_like(f).long(), "torch.int64 of shape"),
+    "float": (lambda f: 0.5, r"0.5 \(float\)"),
+    "one-number": (lambda f: f.mean(), r"a torch.float32 tensor of shape \(\)"),
+    "one-row-short": (lambda f: f[1:], "a torch.float32 tensor of shape"),
+    "integers": (lambda f: torch.ones_like(f).long(), "a torch.int64 tensor of shape"),
 }
 PLACES = {
     "linear": (
@@ -175,7 +175,7 @@ class WrongOfBias(Correction):
 
 def test_scales_of_the_second_parameter_are_checked_too():
     layer = attach(nn.Sequential(nn.Linear(3, 2)), WrongOfBias())
-    with pytest.raises(ValueError, match=r"returned 0\.5 of type float for 'bias'"):
+    with pytest.raises(ValueError, match=r"returned 0\.5 \(float\) for 'bias'"):
         layer(torch.ones(4, 3)).sum().backward()
 
 
@@ -186,10 +186,7 @@ def test_base_class_is_abstract():
 
 WRONG = {
     "class": (Proportional, r"the class Proportional: write Proportional\(\);"),
-    "own-class": (SquareRoot, r"the class SquareRoot: write SquareRoot\(\);"),
     "none": (None, "NoneType; pass Proportional"),
-    "string": ("proportional", "str; pass"),
-    "function": (len, "builtin_function_or_method; pass"),
     "model": (nn.Linear(1, 1), "Linear; pass .* and the model before it"),
 }
 

@@ -1,9 +1,4 @@
-"""torch's linear and convolution with their parameter gradients rewritten by a `Correction`.
-
-The forward is torch's, bit for bit, and so is the gradient of the input. Only the gradients of weight
-and bias follow the correction, by contractions of rescaled rows or a solution for all of them: no per-sample gradient
-is built.
-"""
+"""torch's linear and convolution, with parameter gradients rewritten by a `Correction` and never built row by row."""
 
 from .convolutions import conv1d, conv2d, conv3d
 from .linears import linear

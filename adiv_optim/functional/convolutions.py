@@ -11,7 +11,7 @@ from .._device import without_autocast
 from ..corrections import Correction, check_correction
 from .conv_rows import ConvRows, conv_backward
 from .patches import Geometry, Patches
-from .shared import apply, autocast, check_real, label_for, once_only, trains
+from .shared import apply, autocast, check_real, once_only, trains
 
 #: Stride, padding, dilation and groups, as torch's functions take them.
 ConvArgs = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
@@ -53,19 +53,25 @@ def _conv(
 ) -> Tensor:
     if correction is None:
         return TORCH_CONV[dims](input, weight, bias, *args)
-    return corrected_conv(f"conv{dims}d", dims, input, weight, bias, args, check_correction(correction))
+    return corrected_conv(f"conv{dims}d", input, weight, bias, args, dims, check_correction(correction))
 
 
 def corrected_conv(
-    name: str, dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, args: ConvArgs, correction: Correction
+    name: str, input: Tensor, weight: Tensor, bias: Tensor | None, args: ConvArgs, dims: int, correction: Correction
 ) -> Tensor:
     """Compute the convolution with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
-    _check_shapes(name, dims, input, weight, args[-1])
+    fits = input.dim() in (dims + 1, dims + 2) and weight.dim() == dims + 2
+    if not fits or input.shape[-dims - 1] != weight.shape[1] * args[-1]:
+        raise ValueError(
+            f"{name}: input and weight have shapes {tuple(input.shape)} and {tuple(weight.shape)}, groups={args[-1]}; "
+            "they must be (N, C, *spatial) or (C, *spatial) and (out_channels, C / groups, *kernel), with spatial and "
+            f"kernel of {dims} dimensions."
+        )
     batch, _, geometry = patches_of(name, input, weight.shape[2:], args)
     if trains(weight, bias):
         batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
-        output = apply(_Conv, batch, weight, bias, *geometry, correction, label_for(name, f"conv{dims}d"))
+        output = apply(_Conv, name, batch, weight, bias, *geometry, correction)
     else:
         output = TORCH_CONV[dims](batch, weight, bias, *geometry)
     return output if input.dim() == dims + 2 else output.squeeze(0)
@@ -93,33 +99,14 @@ def _resolve_padding(
     """Turn 'valid' and 'same' into numbers, as torch does: an odd total is padded by one at the far end first."""
     if padding == "valid":
         return input, [0] * len(kernel)
-    if padding != "same":
-        raise ValueError(f"{name}: padding is {padding!r}; the names are 'valid' and 'same'.")
-    if any(step != 1 for step in stride):
-        raise ValueError(f"{name}: padding='same' needs stride 1, found {stride}; give the padding as numbers.")
+    if padding != "same" or any(step != 1 for step in stride):
+        raise ValueError(
+            f"{name}: padding is {padding!r} at stride {stride}; it must be numbers, 'valid', or 'same' at stride 1."
+        )
     totals = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=False)]
     if any(total % 2 for total in totals):
         input = F.pad(input, [side for total in reversed(totals) for side in (0, total % 2)])
     return input, [total // 2 for total in totals]
-
-
-def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: int) -> None:
-    if input.dim() not in (dims + 1, dims + 2):
-        raise ValueError(
-            f"{name}: input of shape {tuple(input.shape)} has {input.dim()} dimensions; "
-            f"it takes (N, C, *spatial) or (C, *spatial) with {dims} spatial ones."
-        )
-    if weight.dim() != dims + 2:
-        raise ValueError(
-            f"{name}: weight of shape {tuple(weight.shape)} has {weight.dim()} dimensions; it must have {dims + 2}: "
-            "(out_channels, in_channels / groups, *kernel)."
-        )
-    channels, wanted = input.shape[-dims - 1], weight.shape[1] * groups
-    if channels != wanted:
-        raise ValueError(
-            f"{name}: input of shape {tuple(input.shape)} has {channels} channels, but weight of shape "
-            f"{tuple(weight.shape)} with groups={groups} takes {wanted}."
-        )
 
 
 def conv1d(
@@ -173,7 +160,8 @@ def conv2d(
         TypeError: the correction is no `Correction`, or the input is integer, complex, sparse or nested.
         ValueError: wrong dimensions or channel counts, an unknown padding, 'same' with a stride, or in the backward
             pass scales of the rule that do not fit.
-        RuntimeError: torch's, of a kernel beyond the input, a bias of another size, or wrong numbers of strides.
+        RuntimeError: it is differentiated twice; or torch's, of a kernel beyond the input, a bias of another size, or
+            wrong numbers of strides.
 
     Example:
         >>> import torch

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from .._device import wide_dtype, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from .patches import gram_of
-from .shared import apply, autocast, check_real, label_for, once_only, squared_norm, trains
+from .shared import apply, autocast, check_real, once_only, squared_norm, trains
 
 
 class _Linear(Function):
@@ -248,21 +248,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
 def corrected_linear(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction) -> Tensor:
     """Compute `linear` with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
-    if weight.dim() != 2:
+    fits = weight.dim() == 2 and input.shape[-1:] == weight.shape[1:]
+    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
+        shapes = [None if part is None else tuple(part.shape) for part in (input, weight, bias)]
         raise ValueError(
-            f"{name}: weight of shape {tuple(weight.shape)} has {weight.dim()} dimensions; it must have 2: "
-            "(out_features, in_features)."
-        )
-    if input.dim() == 0 or input.shape[-1] != weight.shape[-1]:
-        raise ValueError(
-            f"{name}: input of shape {tuple(input.shape)} has {input.shape[-1] if input.dim() else 'no'} features, but "
-            f"weight of shape {tuple(weight.shape)} takes {weight.shape[-1]}; make that the input's last dimension."
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"{name}: bias has shape {tuple(bias.shape)}, but weight of shape {tuple(weight.shape)} makes "
-            f"{len(weight)} features; it must have shape ({len(weight)},)."
+            f"{name}: input, weight and bias have shapes {', '.join(map(str, shapes))}; they must be "
+            "(…, in_features), (out_features, in_features) and (out_features,) or None."
         )
     if not trains(weight, bias):
         return F.linear(input, weight, bias)
-    return apply(_Linear, *autocast(input, weight, bias), correction, label_for(name, "linear"))
+    return apply(_Linear, name, *autocast(input, weight, bias), correction)

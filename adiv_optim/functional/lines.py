@@ -23,16 +23,7 @@ _WRITE = 32
 
 
 def lines_pay(patches: Patches) -> bool:
-    """Whether sums by lines cost less than of whole patches."""
-    by_lines, unfolded = costs(patches)
-    return by_lines < unfolded
-
-
-def costs(patches: Patches) -> tuple[float, float]:
-    """Return the cost of the sums in multiplications, by lines and of whole patches; calls and reads count."""
-    if not patches.kernel:
-        width, rows = patches.input.shape[-1], len(patches.input)
-        return math.inf, rows * width * (width + _READ)
+    """Whether sums by lines cost less than of whole patches, in multiplications; calls and reads count."""
     (step, *_), _, (gap, *_), groups = patches.geometry
     size, count = patches.kernel[0], patches.out_spatial[0]
     width = patches.input.shape[1] // groups * math.prod(patches.kernel[1:])  # of a line
@@ -43,7 +34,7 @@ def costs(patches: Patches) -> tuple[float, float]:
     products = size + gap * pairs / count if shared else pairs
     parts = -(-len(patches.input) // patches.samples_at_once(patches.input.dtype, axis=1))
     by_lines = parts * pairs * _CALL + products * rows * width * (width + _READ) + _WRITE * groups * features**2
-    return by_lines, rows * features * (features + _READ)
+    return by_lines < rows * features * (features + _READ)
 
 
 def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

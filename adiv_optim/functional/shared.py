@@ -44,20 +44,18 @@ def once_only(*tensors: Tensor | None) -> Any:
     return _OnceOnly.apply(*tensors) if torch.is_grad_enabled() else tensors
 
 
-def apply(function: type[Function], *arguments: Any) -> Tensor:
-    """Apply a Function; where torch.compile meets vmap, outside the compiler.
+def apply(function: type[Function], name: str, *arguments: Any) -> Tensor:
+    """Apply a Function whose last argument is the name that opens its messages; see below for torch.compile.
 
-    Traced under vmap, a Function's forward is inlined and its backward is lost: the gradients would be plain,
+    Where that meets vmap, a Function's forward is inlined and its backward is lost: the gradients would be plain,
     without a word. Run eagerly they are right, and fullgraph=True says that it cannot have the whole graph.
     """
-    if torch.compiler.is_compiling():
-        for argument in arguments:
-            if isinstance(argument, Tensor) and torch._C._functorch.is_batchedtensor(argument):
-                return _apply_eagerly(function, *arguments)
-    elif torch.is_inference_mode_enabled():  # which has no backward pass; its tensors cannot be saved for one
-        with torch.no_grad():
-            return function.apply(*arguments)
-    return function.apply(*arguments)
+    if not torch.compiler.is_compiling():
+        return function.apply(*arguments, name)
+    if any(isinstance(each, Tensor) and torch._C._functorch.is_batchedtensor(each) for each in arguments):
+        return _apply_eagerly(function, name, *arguments)
+    # A name in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
+    return function.apply(*arguments, "a compiled layer")
 
 
 _apply_eagerly = torch.compiler.disable(apply)
@@ -65,10 +63,13 @@ _apply_eagerly = torch.compiler.disable(apply)
 
 def trains(*parameters: Tensor | None) -> bool:
     """Whether a parameter may get a gradient: without one torch's own function does, and keeps no input for it."""
-    # The tensors of a torch.func transform do not say, and a compiler finds the needs of a backward by itself.
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    # A compiler finds the needs of a backward by itself, and the tensors of a torch.func transform do not say.
+    if torch.compiler.is_compiling():
         return True
-    return any(parameter is not None and parameter.requires_grad for parameter in parameters)
+    if torch.is_inference_mode_enabled():
+        return False
+    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return is_transformed or any(parameter is not None and parameter.requires_grad for parameter in parameters)
 
 
 def squared_norm(input: Tensor, dim: int) -> Tensor:
@@ -109,22 +110,12 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]
     )
 
 
-def label_for(name: str, function: str) -> str:
-    """Return the start of messages in the backward: the layer's label, or the function's name under torch.compile."""
-    # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
-    return function if torch.compiler.is_compiling() else name
-
-
 def check_real(name: str, input: Tensor) -> None:
     """Raise a TypeError for an input no correction is defined on."""
-    if input.layout != torch.strided or input.is_nested:
+    if input.layout != torch.strided or input.is_nested or not input.is_floating_point():
         kind = "nested" if input.is_nested else input.layout
         raise TypeError(
-            f"{name}: input is a {kind} tensor; a correction needs dense rows. "
-            "Convert it by to_dense() or to_padded_tensor(0.0), name the layer in skip, or pass correction=None."
-        )
-    if not input.is_floating_point():
-        raise TypeError(
-            f"{name}: input is {input.dtype}; a correction needs a real floating-point input. "
-            "Convert it, or pass correction=None."
+            f"{name}: input is a {kind} tensor of {input.dtype}; a correction needs dense rows of real floating-point "
+            "numbers. Convert it, as by to_dense() or to_padded_tensor(0.0), name the layer in skip, or pass "
+            "correction=None."
         )

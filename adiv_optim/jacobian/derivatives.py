@@ -35,9 +35,9 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
     Args:
         model: nn.Sequential, nested too, of nn.Linear and Tanh, Sigmoid, Identity, GELU, SiLU, Softplus, Mish, ELU,
-            CELU, SELU, ReLU, LeakyReLU, LogSigmoid, Softsign or Tanhshrink, without hooks; or any module or function
-            that maps a point to a tensor and that torch.func can differentiate, such as a network times a
-            factor that is 0 on the boundary.
+            CELU, SELU, ReLU, LeakyReLU, LogSigmoid, Softsign or Tanhshrink, without hooks or a forward set on one of
+            them; or any module or function that maps a point to a tensor and that torch.func can differentiate, such as
+            a network times a factor that is 0 on the boundary.
         x: the point, (d,). Map over several with torch.func.vmap.
 
     Returns:
@@ -86,8 +86,9 @@ def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def _layers(model: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
     """List the linear layers and activations of a network, in their order; None if it has any other module."""
-    if not isinstance(model, nn.Module) or model._forward_hooks or model._forward_pre_hooks:
-        return None  # the module's own call runs its hooks
+    by_its_call = ("forward", "_forward_hooks", "_forward_pre_hooks")  # what only the module's own call runs
+    if not isinstance(model, nn.Module) or any(vars(model).get(name) for name in by_its_call):
+        return None
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         parts = [_layers(child) for child in model]
         return None if None in parts else [layer for part in parts for layer in part or ()]
@@ -113,19 +114,13 @@ def _carried(layers: list[nn.Module], x: Tensor) -> Derivatives:
 
 
 def _by_transforms(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
-    def slope(x: Tensor, direction: Tensor) -> Tensor:
-        return _along(model, x, direction)
-
-    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
-        return slope(x, direction), _along(lambda x: slope(x, direction), x, direction)
-
-    first, second = vmap(along, out_dims=-1)(torch.eye(len(x), dtype=x.dtype, device=x.device))
-    return Derivatives(model(x), first, second)
+    along = vmap(lambda direction: _twice_along(model, x, direction), out_dims=-1)
+    return Derivatives(model(x), *along(torch.eye(len(x), dtype=x.dtype, device=x.device)))
 
 
-def _along(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> Tensor:
-    """Return the derivative of a function along a direction, by forward mode."""
-    return jvp(function, (x,), (direction,))[1]
+def _twice_along(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and second derivatives of a function along a direction, forward over forward."""
+    return jvp(lambda x: jvp(function, (x,), (direction,))[1], (x,), (direction,))[:2]  # a third comes with has_aux
 
 
 #: (module, z) → σ(z), σ′(z), σ″(z).
@@ -149,19 +144,12 @@ def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return module(z.clone())  # an activation in place writes here
 
     # The Jacobian of an elementwise function is diagonal: along (1, 1, …) stand its numbers.
-    ones = torch.ones_like(z)
-    slope = _along(activation, z, ones)
-    return activation(z), slope, _along(lambda z: _along(activation, z, ones), z, ones)
-
-
-def _identity(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return z, torch.ones_like(z), torch.zeros_like(z)
+    return activation(z), *_twice_along(activation, z, torch.ones_like(z))
 
 
 _ELEMENTWISE: dict[type, _Rule] = {
     nn.Tanh: _tanh,
     nn.Sigmoid: _sigmoid,
-    nn.Identity: _identity,
-    **dict.fromkeys((nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU), _elementwise),
+    **dict.fromkeys((nn.Identity, nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU), _elementwise),
     **dict.fromkeys((nn.ReLU, nn.LeakyReLU, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink), _elementwise),
 }

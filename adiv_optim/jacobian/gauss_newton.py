@@ -11,28 +11,18 @@ from torch.optim import Optimizer
 from .._checks import check_count, check_not_negative, given
 from ..rows.models import Coverage, refuse_attached, refuse_lazy
 from .modules import why_mixed
-from .terms import Parameters, Term, Terms, check_memory, solver
+from .terms import Parameters, Term, Terms, solver
 
-#: A step that lowers the loss by less than this share of it is tried again with more damping.
-ENOUGH = 0.005
-#: A step that lowers it by less than this share is not taken: it may be rounding.
-LEAST_FALL = 1e-6
-#: The damping rises to this at most: a step is then along the gradient.
-MOST_DAMPING = 1e6
-#: The root of the damping is at least so many times the precision of the type, below which singular values are
-#: rounding; the damping 2·10⁻²⁸ in float64, 5.8·10⁻¹¹ in float32.
-PRECISIONS = 64
-#: The damping of the next step is divided by 10 after a step length of at least this.
-BOLD = 0.25
-#: It is multiplied by `RISE` after one of at most this.
-TIMID, RISE = 0.0625, 3
-#: A loss above this multiple of the one before the last step means that the step overfitted its points, which have
-#: changed since. The damping is multiplied by 10.
-WORSE = 2.0
-#: h, the finite-difference step of the acceleration (0.1 in Transtrum and Sethna 2012).
-TRIAL = 0.1
-#: Halvings of a step length, at most.
-HALVINGS = 30
+#: What `GaussNewton` says of damping and step lengths.
+ENOUGH = 0.005  # A step that lowers the loss by less than this share is tried again with more damping.
+LEAST_FALL = 1e-6  # One that lowers it by less than this share is not taken: it may be rounding.
+MOST_DAMPING = 1e6  # A step is then along the gradient.
+PRECISIONS = 64  # Times the precision of the type, the least root of the damping: smaller singular values are rounding.
+BOLD = 0.25  # After a step length of at least this the damping is divided by 10,
+TIMID, RISE = 0.0625, 3  # and multiplied by `RISE` after one of at most `TIMID`.
+WORSE = 2.0  # Above this multiple of the loss before the last step, that step overfitted its points, changed since.
+TRIAL = 0.1  # h, the finite-difference step of the acceleration; 0.1 in Transtrum and Sethna 2012.
+HALVINGS = 30  # of a step length, at most.
 
 
 class _Try(NamedTuple):
@@ -115,7 +105,6 @@ class GaussNewton(Optimizer):
         check_count("GaussNewton", **given(chunk_size=chunk_size))
         refuse_lazy("GaussNewton", network)
         trained = _trained(network)
-        _check_parameters(trained)
         self.network, self.chunk_size, self._metrics = network, chunk_size, dict[str, float]()
         super().__init__(list(trained.values()), {"damping": damping, "last_loss": math.inf})
 
@@ -150,7 +139,6 @@ class GaussNewton(Optimizer):
         loss = r.square().sum() / 2
         if not loss.isfinite():
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
-        check_memory(len(r), residuals.differentiated_at_once(self.chunk_size), residuals.sample_count, group["params"])
         jacobian = residuals.jacobian(before, self.chunk_size)
         start = max(start, (PRECISIONS * torch.finfo(jacobian.dtype).eps) ** 2)
         if loss > WORSE * group.get("last_loss", math.inf):
@@ -209,9 +197,7 @@ class GaussNewton(Optimizer):
                 f"GaussNewton.step: {', '.join(changed[:4])}: frozen, freed or replaced since the optimizer was built; "
                 "build another."
             )
-        trained = _trained(self.network)
-        _check_parameters(trained)
-        return trained
+        return _trained(self.network)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a second group: all parameters share one Jacobian and one damping."""
@@ -293,10 +279,8 @@ def _change(alpha: float) -> float:
 
 
 def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
-
-
-def _check_parameters(trained: dict[str, nn.Parameter]) -> None:
+    """Return the trainable parameters, if they can be stepped on together."""
+    trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     if not trained:
         raise ValueError("GaussNewton: the network has no trainable parameter.")
     kinds = {(parameter.dtype, parameter.device) for parameter in trained.values()}
@@ -310,3 +294,4 @@ def _check_parameters(trained: dict[str, nn.Parameter]) -> None:
     if sharded := [name for name, parameter in trained.items() if type(parameter.data) is not Tensor]:
         kind = type(trained[sharded[0]].data).__name__
         raise TypeError(f"GaussNewton: {sharded[0]} is a {kind}; a Jacobian of sharded parameters is not supported.")
+    return trained

@@ -112,8 +112,24 @@ def corrected_gradients(
         >>> jacobian.corrected_gradients(model, loss, (x, y), torch.zeros(1), Proportional())["weight"].item()
         0.1666666716337204
     """
-    arguments = (model, loss_fn, inputs, targets, correction, layers, chunk_size)
-    return _loss_and_gradients("corrected_gradients", *arguments)[1]
+    if correction is not None:
+        check_correction(correction)
+    check_count("corrected_gradients", **given(chunk_size=chunk_size))
+    refuse_attached("corrected_gradients", model, BY_ITSELF)
+    names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
+    chosen, _ = choose_layers(model, layers)
+    _check_layers(chosen)
+    recorded = differentiate(model, loss_fn, inputs, targets, chosen, constant=True)
+    gradients = recorded.gradients
+    for path, calls in recorded.calls.items():
+        label = f"layer {path!r} ({type(chosen[path]).__name__})"
+        for call in calls:
+            with without_autocast(call.grad_output.device.type):
+                of_call = layer_gradients(label, chosen[path], call, correction, chunk_size)
+            for local, gradient in of_call.items():
+                key = names[id(chosen[path].get_parameter(local))]
+                gradients[key] = gradients[key] + gradient if key in gradients else gradient
+    return gradients
 
 
 def backward(
@@ -142,43 +158,17 @@ def backward(
         >>> loss = jacobian.backward(model, mse, torch.ones(4, 2), torch.zeros(4, 1), Proportional())
         >>> opt.step()
     """
-    loss, gradients = _loss_and_gradients("backward", model, loss_fn, inputs, targets, correction, layers, chunk_size)
-    for name, gradient in gradients.items():
+    losses: list[Tensor] = []
+
+    def kept_loss(output: Any, targets: Any) -> Tensor:
+        losses.append(loss_fn(output, targets))
+        return losses[0]
+
+    options: Any = {"layers": layers, "chunk_size": chunk_size}
+    for name, gradient in corrected_gradients(model, kept_loss, inputs, targets, correction, **options).items():
         parameter = model.get_parameter(name)
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-    return loss
-
-
-def _loss_and_gradients(
-    name: str,
-    model: nn.Module,
-    loss_fn: Callable[[Any, Any], Tensor],
-    inputs: Any,
-    targets: Any,
-    correction: Correction | None,
-    layers: Iterable[str] | None,
-    chunk_size: int | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    if correction is not None:
-        check_correction(correction)
-    check_count(name, **given(chunk_size=chunk_size))
-    refuse_attached(name, model, BY_ITSELF)
-    names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
-    if not names:
-        raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")
-    chosen, _ = choose_layers(model, layers)
-    _check_layers(chosen)
-    recorded = differentiate(model, loss_fn, inputs, targets, chosen, constant=True)
-    gradients = recorded.gradients
-    for path, calls in recorded.calls.items():
-        label = f"layer {path!r} ({type(chosen[path]).__name__})"
-        for call in calls:
-            with without_autocast(call.grad_output.device.type):
-                of_call = layer_gradients(label, chosen[path], call, correction, chunk_size)
-            for local, gradient in of_call.items():
-                key = names[id(chosen[path].get_parameter(local))]
-                gradients[key] = gradients[key] + gradient if key in gradients else gradient
-    return recorded.loss, gradients
+    return losses[0].detach()
 
 
 def _check_layers(chosen: Mapping[str, nn.Module]) -> None:

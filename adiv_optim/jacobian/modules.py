@@ -189,8 +189,8 @@ class _Recording:
         self.layers, self.constant = layers, constant
         self.calls: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
         self.refused: dict[str, str] = {}
-        # Of calls that have not returned: the inputs, or None where they have no rows, and the random generators.
-        self._within: dict[str, tuple[tuple[Tensor, ...] | None, list[Tensor]]] = {}
+        # Of calls that have not returned: the inputs, and the random generators.
+        self._within: dict[str, tuple[tuple[Tensor, ...], list[Tensor]]] = {}
         self._trained = {path: [p for p in each.parameters() if p.requires_grad] for path, each in layers.items()}
 
     @contextmanager
@@ -207,12 +207,10 @@ class _Recording:
             parameter.requires_grad_(mode)
 
     def _enter(self, path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = bool(args) and not kwargs and all(isinstance(arg, Tensor) for arg in args)
-        if not tensors:
-            arguments = "with arguments other than tensors by position" if args or kwargs else "without arguments"
-            self.refused[path] = f"it was called {arguments}"
+        if not args or kwargs or not all(isinstance(arg, Tensor) for arg in args):
+            self.refused[path] = "it was not called with tensors alone, by position"
         # A copy: code behind the layer may work in place.
-        inputs = tuple(arg.detach().clone() for arg in args) if tensors else None
+        inputs = tuple(arg.detach().clone() for arg in args if isinstance(arg, Tensor))
         self._train(path, False)
         self._within[path] = inputs, _random_states(layer)
 
@@ -225,7 +223,7 @@ class _Recording:
             self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
         if not isinstance(output, Tensor):
             self.refused[path] = f"it returned {type(output).__name__}; only a layer that returns one tensor has rows"
-        elif inputs is not None and (self.constant or output.requires_grad):
+        elif path not in self.refused and (self.constant or output.requires_grad):
             output = output if output.requires_grad else output.detach().requires_grad_()
             self.calls.append((path, inputs, output))
             return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone

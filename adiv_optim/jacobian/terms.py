@@ -1,8 +1,8 @@
 """The residuals of a loss, term by term, their Jacobian J, its damped least squares, and the memory that these take."""
 
-import os
-from bisect import bisect_right
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,51 +52,36 @@ class Terms:
 
     def __init__(self, network: nn.Module, terms: Sequence[Term], where: str) -> None:
         _check(terms, where)
+        self.where = where
         self.residuals = [_Residual(network, function, where) for function, *_ in terms]
         self.samples: list[tuple[Tensor, ...]] = [tuple(tensors) for _, *tensors in terms]
         #: Numbers in one sample's residual, per term; set by `evaluate`.
         self.sizes: list[int] = []
 
-    def differentiated_at_once(self, chunk_size: int | None) -> int:
-        """Return how many rows of J the largest chunk has."""
-        counts = [min(chunk_size or len(tensors[0]), len(tensors[0])) for tensors in self.samples]
-        return max(count * size for count, size in zip(counts, self.sizes, strict=True))
-
-    @property
-    def sample_count(self) -> int:
-        """How many samples there are."""
-        return sum(len(tensors[0]) for tensors in self.samples)
-
-    @property
-    def residual_count(self) -> int:
-        """How many residuals there are."""
-        return sum(len(tensors[0]) * size for tensors, size in zip(self.samples, self.sizes, strict=True))
-
     def evaluate(self, parameters: Parameters) -> Tensor:
         """Return the residuals at some parameters, (residuals,), each divided by the root of its term's count."""
         by_term = []
         for residual, tensors in zip(self.residuals, self.samples, strict=True):
-            run = vmap(lambda *sample, r=residual: _call(r, parameters, sample))
-            by_term.append(run(*tensors))
+            by_term.append(vmap(partial(_call, residual, parameters))(*tensors))
         self.sizes = [values.shape[1] for values in by_term]
         return torch.cat([values.flatten() / values.numel() ** 0.5 for values in by_term])
 
     def jacobian(self, parameters: Parameters, chunk_size: int | None) -> Tensor:
-        """Return J at some parameters, (residuals, θ), in their order; samples are differentiated by chunks."""
-        widths = [parameter.numel() for parameter in parameters.values()]
-        first = next(iter(parameters.values()))
-        whole, row = first.new_empty(self.residual_count, sum(widths)), 0
+        """Return J at some parameters, (residuals, θ), in their order; samples are differentiated by chunks.
+
+        Raises:
+            MemoryError: J and its factors need more than is free.
+        """
+        widths, first = [parameter.numel() for parameter in parameters.values()], next(iter(parameters.values()))
+        counts = [len(tensors[0]) for tensors in self.samples]
+        total = sum(count * size for count, size in zip(counts, self.sizes, strict=True))
+        at_once = max(min(chunk_size or n, n) * size for n, size in zip(counts, self.sizes, strict=True))
+        _check_memory(self.where, total, sum(widths), at_once, first)
+        whole, row = first.new_empty(total, sum(widths)), 0
         for residual, tensors, size in zip(self.residuals, self.samples, self.sizes, strict=True):
             count = len(tensors[0])
-
-            def of_parameters(parameters: Parameters, *sample: Tensor, r: nn.Module = residual) -> Tensor:
-                return _call(r, parameters, sample)
-
-            def of_number(*about: Any, r: Callable[..., Tensor] = of_parameters) -> Tensor:
-                return r(*about)[0]
-
-            # A gradient is a backward pass without the map over one.
-            run: Callable[..., Any] = grad(of_number) if size == 1 else jacrev(of_parameters)
+            # Of one number a gradient: a backward pass without the map over one.
+            run: Any = jacrev(partial(_call, residual)) if size > 1 else grad(partial(_first_number, residual))
             each = vmap(run, in_dims=(None, *[0] * len(tensors)))
             for start in range(0, count, chunk := chunk_size or count):
                 parts = each(dict(parameters), *(tensor[start : start + chunk] for tensor in tensors))
@@ -110,18 +95,20 @@ class Terms:
         return whole
 
 
-def _call(residual: nn.Module, parameters: Parameters, sample: Sequence[Tensor]) -> Tensor:
-    return call_with(residual, {f"network.{name}": value for name, value in parameters.items()}, tuple(sample))
+def _call(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Tensor:
+    return call_with(residual, {f"network.{name}": value for name, value in parameters.items()}, sample)
+
+
+def _first_number(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Tensor:
+    return _call(residual, parameters, *sample)[0]
 
 
 def _check(terms: Any, where: str) -> None:
-    if callable(terms):
-        raise TypeError(
-            f"{where} takes terms, [(residual, points), …], and no closure: a closure's residuals have to be "
-            "differentiated by a backward pass each."
-        )
     if not isinstance(terms, (list, tuple)) or not terms:
-        raise TypeError(f"{where} takes a list of terms, [(residual, points), …], found {type(terms).__name__}.")
+        raise TypeError(
+            f"{where} takes a list of terms, [(residual, points), …], and no closure, whose residuals would have to be "
+            f"differentiated by a backward pass each; found {type(terms).__name__}."
+        )
     for number, term in enumerate(terms):
         form = isinstance(term, (list, tuple)) and len(term) > 1 and callable(term[0])
         if not form or not all(isinstance(part, Tensor) and part.dim() for part in term[1:]):
@@ -160,29 +147,20 @@ def solver(jacobian: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
     return solve
 
 
-def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:
-    """Return a step's peak of memory in bytes, `size` for each number; see `GaussNewton`.
-
-    A residual that runs the network twice has two gradients and their sum; QR works on J over √λ I and returns as much.
-    """
-    whole = rows * parameters
-    return size * (whole + max(3 * min(at_once, rows) * parameters, 2 * (whole + min(rows, parameters) ** 2)))
-
-
-def check_memory(rows: int, at_once: int, points: int, parameters: Sequence[Tensor]) -> None:
-    """Raise a MemoryError if a step needs more than is free, which says how many of its points a step may draw."""
-    count, size = sum(parameter.numel() for parameter in parameters), parameters[0].element_size()
-    needed, free = step_bytes(rows, count, at_once, size), free_bytes(parameters[0].device)
+def _check_memory(where: str, rows: int, count: int, at_once: int, parameter: Tensor) -> None:
+    """Raise a MemoryError if a step needs more than is free; for the numbers that it needs see `GaussNewton`."""
+    # A residual that runs the network twice has two gradients and their sum; QR takes J over √λ I and returns as much.
+    numbers = rows * count + max(3 * at_once * count, 2 * (rows * count + min(rows, count) ** 2))
+    needed, free = numbers * parameter.element_size(), free_bytes(parameter.device)
     if needed > free:
-        most = bisect_right(range(rows), free, key=lambda fewer: step_bytes(fewer, count, at_once, size)) - 1
         raise MemoryError(
-            f"GaussNewton.step: {rows:,} residuals by {count:,} parameters need {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB are free; draw at most {points * most // rows:,} points a step, or set chunk_size."
+            f"{where}: {rows:,} residuals by {count:,} parameters need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
+            "are free; draw fewer points a step, or set chunk_size."
         )
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the bytes that a step may take."""
+    """Return the bytes that a step may take, as far as the system says."""
     if device.type == "cuda":  # memory that torch keeps for later tensors is free too
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
@@ -190,4 +168,4 @@ def free_bytes(device: torch.device) -> float:
         with open("/proc/meminfo") as file:
             return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else float("inf")
+        return math.inf

@@ -25,12 +25,15 @@ class Corrected:
     _label: str  # for error messages: the layer's path in the model
     _ran: bool  # for `coverage`
 
-    def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    def _run(self, function: Callable[..., Tensor], input: Tensor, *arguments: Any) -> Tensor:
         # Written and never read here: a read would make torch.compile guard on it and compile twice. And not as an
         # attribute, which a module first looks for among parameters, buffers and modules: it costs a small layer 5 %.
         if torch.is_grad_enabled():
             self.__dict__["_ran"] = True
-        return function(self._label, *arguments, self._correction)
+        plain = plain_tensor(input)
+        output = function(self._label, plain, *arguments, self._correction)
+        # In the input's subclass, if that was taken off, as torch's own functions do.
+        return output if plain is input else output.as_subclass(type(input))
 
     def _replicate_for_data_parallel(self) -> Any:
         """Called by nn.DataParallel, whose replicas run in place of the layer."""
@@ -42,18 +45,12 @@ class Corrected:
         return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
 
 
-def _like(input: Tensor, plain: Tensor, output: Tensor) -> Tensor:
-    """Return the output in the input's subclass, if that was taken off, as torch's own functions do."""
-    return output if plain is input else output.as_subclass(type(input))
-
-
 class CorrectedLinear(Corrected, nn.Linear):
     """nn.Linear through `functional.linear`; made by `attach`, not by hand."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return Wx + b; see `functional.linear`."""
-        plain = plain_tensor(input)
-        return _like(input, plain, self._run(corrected_linear, plain, self.weight, self.bias))
+        return self._run(corrected_linear, input, self.weight, self.bias)
 
 
 class CorrectedTransposed(Corrected):
@@ -61,8 +58,7 @@ class CorrectedTransposed(Corrected):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return xW + b; see `functional.linear`."""
-        plain = plain_tensor(input)
-        return _like(input, plain, self._run(corrected_linear, plain, self.weight.mT, self.bias))
+        return self._run(corrected_linear, input, self.weight.mT, self.bias)
 
     def __repr__(self: Any) -> str:
         features, outputs = self.weight.shape
@@ -73,9 +69,8 @@ class CorrectedConv(Corrected):
     """The base of the corrected convolutions."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        plain = plain_tensor(input)
-        padded, args = conv_args(self, plain)
-        return _like(input, plain, self._run(corrected_conv, len(self.kernel_size), padded, weight, bias, args))
+        padded, args = conv_args(self, input)
+        return self._run(corrected_conv, padded, weight, bias, args, len(self.kernel_size))
 
 
 class CorrectedConv1d(CorrectedConv, nn.Conv1d):

@@ -66,9 +66,8 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
         RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
     """
     weight: Any = module.weight
-    if _functorch.is_batchedtensor(weight):
-        raise _no_rows(name, "this weight")
-    if not _functorch.is_functorch_wrapped_tensor(input):
+    is_mapped = _functorch.is_batchedtensor(weight)
+    if not is_mapped and not _functorch.is_functorch_wrapped_tensor(input):
         # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
         return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
     places: list[int] = []  # the dimensions that vmap maps over, of each tensor without the levels around it
@@ -77,23 +76,19 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
         if _functorch.is_batchedtensor(mapped):
             places.append(_functorch.maybe_get_bdim(mapped))
         mapped = _functorch.get_unwrapped(mapped)
+    if is_mapped or (places and hasattr(module, "input_rows")):
+        raise RuntimeError(
+            f"{name}: vmap maps over {'this weight' if is_mapped else 'the argument of input_rows'}, so that the rows "
+            "of its layer cannot be told; detach() the optimizer first, or call the model without vmap."
+        )
     if not places:
         return mapped.detach()
     dims = list(range(mapped.dim()))
     mapped = mapped.permute(*[dims.pop(place) for place in reversed(places)], *dims)
-    if hasattr(module, "input_rows"):
-        raise _no_rows(name, "the argument of input_rows")
     if isinstance(module, _ConvNd):  # the mapped dimensions become one of samples
         channels = len(module.kernel_size) + 1
         mapped = mapped.flatten(0, mapped.dim() - channels - 1)
     return mapped.detach()
-
-
-def _no_rows(name: str, tensor: str) -> RuntimeError:
-    return RuntimeError(
-        f"{name}: vmap maps over {tensor}, so that the rows of its layer cannot be told; detach() the optimizer first, "
-        "or call the model without vmap."
-    )
 
 
 def as_matrices(part: Tensor, transposed: bool, groups: int, count: int = 1) -> Tensor:

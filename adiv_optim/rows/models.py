@@ -97,16 +97,14 @@ def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
             part = local(parameter)
             last = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
             spans.append((part.device, start, start + (last + 1) * part.element_size(), name))
-    spans.sort(key=lambda span: (str(span[0]), *span[1:]))
     reasons: dict[int, str] = {}
-    farthest = spans[0] if spans else None
-    for span in spans[1:]:
-        assert farthest is not None
-        if span[0] == farthest[0] and span[1] < farthest[2]:
-            for name, other in ((span[3], farthest[3]), (farthest[3], span[3])):
-                reasons.setdefault(id(parameters[name]), f"{SHARED_MEMORY} {other}")
-        if span[0] != farthest[0] or span[2] > farthest[2]:
-            farthest = span
+    farthest = None
+    for device, start, end, name in sorted(spans, key=lambda span: (str(span[0]), *span[1:])):
+        if farthest is not None and farthest[0] == device and farthest[1] > start:
+            for one, other in ((name, farthest[2]), (farthest[2], name)):
+                reasons.setdefault(id(parameters[one]), f"{SHARED_MEMORY} {other}")
+        if farthest is None or farthest[0] != device or farthest[1] < end:
+            farthest = device, end, name
     return reasons
 
 
@@ -163,11 +161,7 @@ class Coverage:
     @property
     def parameter_share(self) -> float:
         """The share of parameters that are treated, in [0, 1]; 0 of a model without any."""
-        return len(self.treated) / max(1, self._count)
-
-    @property
-    def _count(self) -> int:
-        return len(self.treated) + len(self.skipped) + len(self.never_seen)
+        return len(self.treated) / max(1, len(self.elements))
 
     @property
     def element_share(self) -> float:
@@ -197,7 +191,7 @@ class Coverage:
         if self.never_seen and not self.treated:
             state, counted = ("will be treated after a step that runs their layers", self.never_seen)
         lines = [
-            f"{len(counted)} of {self._count} parameters {state}, "
+            f"{len(counted)} of {len(self.elements)} parameters {state}, "
             f"{self._element_share(counted):.1%} of {sum(self.elements.values()):,} elements"
         ]
         lines += [f"{path}: {how}" for path, how in self.treated.items()]

@@ -93,13 +93,6 @@ def test_copies_stay_attached_and_are_independent(duplicate):
     assert type(model.head) is CORRECTED[nn.Linear]
 
 
-def test_repr_shows_the_correction():
-    layer = attach(nn.Linear(3, 2), Proportional())
-    assert repr(layer) == (
-        "CorrectedLinear(in_features=3, out_features=2, bias=True, correction=Proportional(eps=1e-12))"
-    )
-
-
 @pytest.mark.parametrize(
     ("skip", "left"),
     [
@@ -177,12 +170,12 @@ def test_lazy_layer_can_be_skipped_and_attached_once_it_has_run():
 
 
 INPUT_ERRORS = {
-    "features": (lambda m: m.body(torch.ones(2, 5)), ValueError, r"layer 'body\.0' \(Linear\): .*has 5 features"),
+    "features": (lambda m: m.body(torch.ones(2, 5)), ValueError, r"layer 'body\.0' \(Linear\): .*shapes \(2, 5\)"),
     "integers": (lambda m: m.body(torch.ones(2, 16).long()), TypeError, r"layer 'body\.0' \(Linear\): .*torch.int64"),
-    "channels": (lambda m: m(torch.ones(1, 7, 4, 4)), ValueError, r"layer 'conv' \(Conv2d\): .*has 7 channels"),
+    "channels": (lambda m: m(torch.ones(1, 7, 4, 4)), ValueError, r"layer 'conv' \(Conv2d\): .*shapes \(1, 7, 4, 4\)"),
     "itself": (
         lambda m: attach(nn.Linear(3, 2), Proportional())(torch.ones(2, 5)), ValueError,
-        r"the model itself \(Linear\): .*has 5 features",
+        r"the model itself \(Linear\): .*shapes \(2, 5\)",
     ),
 }  # fmt: skip
 
@@ -192,22 +185,3 @@ def test_error_of_a_layer_names_its_path_with_autocast_too(call, error, message)
     for half in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=half), pytest.raises(error, match=message):
             call(attach(Net(), Proportional()))
-
-
-def jvp(model, x):
-    torch.func.jvp(model, (x,), (x,))
-
-
-def jvp_of_parameters(model, x):
-    parameters = dict(model.named_parameters())
-    torch.func.jvp(lambda found: torch.func.functional_call(model, found, (x,)), (parameters,), (parameters,))
-
-
-@pytest.mark.parametrize("way", [jvp, jvp_of_parameters])
-@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv1d(6, 6, 1)], ids=["linear", "conv"])
-def test_forward_mode_raises(way, layer):
-    model, x = attach(nn.Sequential(copy.deepcopy(layer)), Proportional()), torch.randn(6, 4)
-    with pytest.raises(RuntimeError):
-        way(model, x)
-    torch.func.jvp(lambda y: model(x).detach() + y, (x[:, :4],), (x[:, :4],))  # through which it is not differentiated
-    way(detach(model), x)

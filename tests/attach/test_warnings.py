@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import GradientOnly, Proportional, Whitened, attach
+from adiv_optim import GradientOnly, Proportional, Whitened
 
 
 def told_at(call):
@@ -33,15 +33,3 @@ def test_of_a_step_at_the_call_of_step(wrap):
             scheduler.step()
 
     assert told_at(train) == ["opt.step()"]
-
-
-def test_a_warning_that_is_an_error_leaves_the_model_as_it_was():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Bilinear(9, 9, 9))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="the correction reaches"):
-            attach(model, Proportional())
-    assert type(model[0]) is nn.Linear
-    with pytest.warns(UserWarning, match="the correction reaches"):
-        attach(model, Proportional())
-    assert type(model[0]) is not nn.Linear

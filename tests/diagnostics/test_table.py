@@ -78,10 +78,10 @@ def test_left_out_layers_say_why():
         "embedding": "Embedding is left out by default",
         "norm": "BatchNorm1d is left out by default",
         "unused": "it was not called with any rows, or the loss does not depend on it",
-        "named": "it was called with arguments other than tensors by position",
+        "named": "it was not called with tensors alone, by position",
         "idle": "it was not called with any rows, or the loss does not depend on it",
     }
-    with pytest.raises(ValueError, match=r"layer 'named' \(Linear\) cannot be measured: it was called with arg"):
+    with pytest.raises(ValueError, match=r"layer 'named' \(Linear\) cannot be measured: it was not called with"):
         divergence(odd, F.cross_entropy, *batch(), layers=["named"])
 
 

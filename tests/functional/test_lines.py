@@ -68,4 +68,3 @@ def test_the_way_that_multiplies_and_calls_less_is_taken():
     assert not pays((1, 1024, 26), (15,), 1, groups=16)
     assert not pays((1, 1024, 6, 3), (3, 3), 2, groups=16)
     assert not pays((1, 64, 44, 114), (15, 15), 2, groups=64)
-    assert not lines.lines_pay(Patches(torch.empty(8, 3), (), Geometry((), (), (), 1)))
