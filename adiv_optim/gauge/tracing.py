@@ -141,7 +141,7 @@ class _Interpreter(torch.fx.Interpreter):
             arguments |= {**dict(zip(arguments, args, strict=False)), **kwargs}
         else:
             name, is_mutable = str(node.target), False
-            arguments = dict(enumerate([*args, *kwargs.values()]))
+            arguments = {str(place): value for place, value in enumerate([*args, *kwargs.values()])}
         name = name if name in RULES else name.removesuffix("_")
         label = f"{name} in {where}" if where else name
         shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
