@@ -1,7 +1,6 @@
 """The channels of a traced model: which share a scale, and how each parameter moves when they are rescaled."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,112 +9,6 @@ from torch import Tensor
 
 from .._device import local
 from .._distributed import local_view
-
-#: The channel whose log-scale is 0: of the model's inputs and outputs, and of arguments of functions like tanh.
-PINNED = 0
-#: Why that channel is pinned.
-CONSTANT = "a constant"
-
-
-def pinned(dims: int) -> Tensor:
-    """Return the channels of a tensor that no scale touches."""
-    return torch.full([1] * dims, PINNED)
-
-
-class Channels:
-    """A union-find over channels, vectorised: joining tensors of ids costs no loop over channels.
-
-    A component is named by its least id. An operation works on its arguments alone, never on all channels: a network
-    that computes its weights has a channel for each of their elements. Pinned components are not merged, so that each
-    channel keeps its reason.
-    """
-
-    def __init__(self) -> None:
-        self.made: list[tuple[str, Tensor]] = []  # each layer's name and the channels of its output
-        self.count = 1
-        self._parent = torch.zeros(1, dtype=torch.long)  # of a root the root itself
-        self._reason = torch.zeros(1, dtype=torch.long)  # of a root: an index into _reasons; -1 while free
-        self._reasons = [CONSTANT]
-
-    def fresh(self, name: str, shape: Iterable[int]) -> Tensor:
-        """Return new free channels, as ids of the given shape."""
-        start, shape = self.count, tuple(shape)
-        self.count += torch.Size(shape).numel()
-        if self.count > len(self._parent):  # doubled, so that growth costs as much as the result
-            spare = max(self.count, 2 * len(self._parent)) - len(self._parent)
-            self._parent = torch.cat([self._parent, torch.empty(spare, dtype=torch.long)])
-            self._reason = torch.cat([self._reason, torch.empty(spare, dtype=torch.long)])
-        ids = torch.arange(start, self.count)
-        self._parent[start : self.count] = ids
-        self._reason[start : self.count] = -1
-        self.made.append((name, ids))
-        return ids.view(shape)
-
-    def find(self, ids: Tensor) -> Tensor:
-        """Return the name of each channel's component; `PINNED` where it is pinned."""
-        root = self._roots(ids)
-        return root.masked_fill(self._reason[root] >= 0, PINNED)
-
-    def _roots(self, ids: Tensor) -> Tensor:
-        root = self._parent[ids]
-        while not torch.equal(parent := self._parent[root], root):
-            root = parent
-            self._parent[ids] = root
-        return root
-
-    def join(self, first: Tensor, second: Tensor, why: str) -> None:
-        """Join two tensors of channels, broadcast against each other."""
-        first, second = (ids.flatten() for ids in torch.broadcast_tensors(self.find(first), self.find(second)))
-        differ = (first != second).nonzero()[:, 0]
-        first, second = low, high = first[differ], second[differ]
-        while len(low):
-            low, high = torch.minimum(low, high), torch.maximum(low, high)
-            self._parent.scatter_reduce_(0, high, low, "amin")
-            low, high = self._roots(low), self._roots(high)
-            differ = (low != high).nonzero()[:, 0]
-            low, high = low[differ], high[differ]
-        joined = torch.cat([first, second])
-        pinned = joined[(self._parent[joined] == PINNED) & (joined != PINNED)]
-        if len(pinned):
-            self._parent[pinned] = pinned
-            self._reason[pinned] = len(self._reasons)
-            self._reasons.append(why)
-
-    def pin(self, ids: Tensor, why: str) -> None:
-        """Fix log-scales at 0."""
-        self.join(ids, torch.tensor(PINNED), why)
-
-    def share(self, ids: Tensor, dims: Iterable[int], why: str) -> Tensor:
-        """Join channels along some dimensions, and return them with size 1 there."""
-        for dim in dims:
-            if ids.shape[dim] > 1:
-                first = ids.narrow(dim, 0, 1)
-                self.join(ids, first, why)
-                ids = first
-        return ids
-
-    def compress(self, ids: Tensor) -> Tensor:
-        """Return components with size 1 along every dimension that they do not vary along."""
-        for dim in range(ids.dim()):
-            # A stride of 0 marks the work of `expand`, and saves comparing: the batch and the positions of an image.
-            if ids.shape[dim] > 1 and ids.stride(dim) == 0:
-                ids = ids.narrow(dim, 0, 1)
-        ids = self.find(ids)
-        for dim in range(ids.dim()):
-            if ids.shape[dim] > 1 and bool((ids == (first := ids.narrow(dim, 0, 1))).all()):
-                ids = first
-        return ids
-
-    def is_pinned(self, ids: Tensor) -> bool:
-        """Whether none of the channels is free."""
-        return not self.find(ids).any()
-
-    def reasons(self, ids: Tensor) -> tuple[str, ...]:
-        """Return why channels are pinned, most frequent first; nothing of those that are free."""
-        numbers = self._reason[self._roots(ids.flatten())]
-        counts = numbers[numbers >= 0].bincount()
-        most_frequent = counts.argsort(descending=True)[: int(counts.count_nonzero())]
-        return tuple(dict.fromkeys(self._reasons[int(number)] for number in most_frequent))
 
 
 class Factors(NamedTuple):
@@ -151,7 +44,6 @@ class Entry:
             kernels.
         why: why no channel moves it; empty if one does.
         matrix: whether its dimensions are outputs, inputs and positions, as those of a matrix or a kernel are.
-        kind: how the model uses it; two uses of different kinds let it move with nothing.
     """
 
     shape: tuple[int, ...]
@@ -162,7 +54,6 @@ class Entry:
     expected_log_weight: float = 0.0
     why: tuple[str, ...] = ()
     matrix: bool = False
-    kind: str = ""
 
     @property
     def moves(self) -> bool:

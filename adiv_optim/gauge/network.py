@@ -1,7 +1,8 @@
 """The network gauge: one log-scale for every channel of a network, by least squares over all its weights."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,8 +16,8 @@ from .graph import ChannelGraph, Entry
 #: A pass over the weights is the last one if its solution moves no log-scale by more than this.
 _NEAR = 0.1
 _PASSES = 5  # one of which may only meet zeros
-#: Iterations between two looks at whether the equations are solved, each of which waits for the device.
-_BETWEEN_LOOKS = 4
+#: Iterations of conjugate gradients, and those between two looks at whether they are done, for which the host waits.
+_MOST_ITERATIONS, _BETWEEN_LOOKS = 2000, 4
 #: Weights whose logarithms are taken at once: on a CPU, temporaries within its cache take less time.
 WEIGHTS_AT_ONCE = 2**18
 
@@ -199,32 +200,33 @@ class Laplacian:
     @classmethod
     def of(cls, free: int, entries: tuple[Entry, ...], device: torch.device) -> "Laplacian":
         """Build the equations of weights without zeros."""
-        gather, shares, members, owners, strengths, slices, count = [], [], [], [], [], [], 0
-        # On the CPU, as indices are, under any default device. By no context: Ctrl-C may leave one half entered.
+        pinned = torch.zeros(1, dtype=torch.long, device="cpu")  # with the indices, under any default device
+        gather, shares, members, owners, strengths, slices, count = [], [], [pinned[:0]], [pinned[:0]], [], [], 0
         for entry in entries:
-            elements, before = torch.Size(entry.shape).numel(), count
-            for index in (entry.plus, entry.minus):
-                gather.append(index.flatten())
-                shares.append(torch.full((index.numel(),), elements / index.numel(), dtype=torch.float64, device="cpu"))
-            if bool(entry.plus.any()) and bool(entry.minus.any()):
-                plus, minus = (_by_block(index, entry) for index in (entry.plus, entry.minus))
-                count += 2 * len(plus)
-                for place, sets in enumerate((plus, minus)):
+            elements, before, sides = math.prod(entry.shape), count, (entry.plus, entry.minus)
+            gather += [index.flatten() for index in sides]
+            shares += [
+                pinned.new_full((index.numel(),), elements / index.numel(), dtype=torch.float64) for index in sides
+            ]
+            if all(bool(index.any()) for index in sides):
+                blocks = [_by_block(index, entry) for index in sides]
+                pairs = len(blocks[0])
+                for place, sets in enumerate(blocks):
                     members.append(sets.flatten())
-                    owners.append(torch.arange(before + place, count, 2, device="cpu").repeat_interleave(sets.shape[1]))
-                kernel = elements / (len(plus) * plus.shape[1] * minus.shape[1])
-                strengths.append(torch.full((count - before,), kernel, dtype=torch.float64, device="cpu"))
+                    owners.append(
+                        (count + place + 2 * torch.arange(pairs, device="cpu")).repeat_interleave(sets.shape[1])
+                    )
+                strengths += [elements / (pairs * math.prod(sets.shape[1] for sets in blocks))] * 2 * pairs
+                count += 2 * pairs
             slices.append(slice(before, count))
-        nothing = torch.zeros(0, dtype=torch.long, device="cpu")
         channels = torch.cat(gather)
+        degree = pinned.new_zeros(free + 1, dtype=torch.float64).index_add_(0, channels, torch.cat(shares))
         return cls(
-            degree=torch.zeros(free + 1, dtype=torch.float64, device="cpu")
-            .index_add_(0, channels, torch.cat(shares))
-            .to(device),
+            degree=degree.to(device),
             gather=channels.to(device),
-            member=torch.cat([nothing, *members]).to(device),
-            owner=torch.cat([nothing, *owners]).to(device),
-            strength=torch.cat([nothing.double(), *strengths]).to(device),
+            member=torch.cat(members).to(device),
+            owner=torch.cat(owners).to(device),
+            strength=torch.tensor(strengths, dtype=torch.float64, device=device),
             entry_sets=tuple(slices),
         )
 
@@ -258,13 +260,25 @@ class Laplacian:
     def solve(self, right: Tensor, scales: Tensor, eps: float) -> Tensor:
         """Return the change of `scales` with N · change = right; it is 0 in the pinned place and without weights.
 
-        By conjugate gradients on :math:`D^{-1/2} N D^{-1/2}`, in as many steps as there are sets at most but for
-        rounding and zeros.
+        By conjugate gradients (Hestenes and Stiefel 1952) on :math:`D^{-1/2} N D^{-1/2}`, in as many steps as there are
+        sets at most but for rounding and zeros; where that is singular, the solution of least norm.
         """
         root = torch.where(self.degree > 0, self.degree.rsqrt(), 0.0)
+        residual = direction = root * right
+        solution, gamma = torch.zeros_like(right), residual.square().sum()
         # Above the rounding of N s and of logarithms: where no channel is pinned, that has a part that no s explains.
-        goal = eps * (16 * (root * right).norm() + (1 + scales.abs().max()) * len(right) ** 0.5)
-        return root * conjugate_gradients(lambda y: root * self.times(root * y), root * right, goal)
+        goal = eps * (16 * residual.norm() + (1 + scales.abs().max()) * len(right) ** 0.5)
+        for number in range(_MOST_ITERATIONS):
+            is_open = gamma > goal.square()
+            if number % _BETWEEN_LOOKS == 0 and all(_device.read(~is_open)):
+                break
+            moved = root * self.times(root * direction)
+            # Once solved it must not go on: only rounding is left, which a singular system cannot solve.
+            step = torch.where(is_open, gamma / (direction * moved).sum(), 0.0)
+            solution, residual = solution + step * direction, residual - step * moved
+            previous, gamma = gamma, residual.square().sum()
+            direction = residual + torch.where(is_open, gamma / previous, 0.0) * direction
+        return root * solution
 
 
 def _by_block(index: Tensor, entry: Entry) -> Tensor:
@@ -273,25 +287,3 @@ def _by_block(index: Tensor, entry: Entry) -> Tensor:
     both = [dim for dim in dims if entry.plus.shape[dim] > 1 and entry.minus.shape[dim] > 1]
     blocks = torch.Size([index.shape[dim] for dim in both]).numel()
     return index.permute([*both, *(dim for dim in dims if dim not in both)]).reshape(blocks, -1)
-
-
-def conjugate_gradients(
-    system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int = 2000
-) -> Tensor:
-    """Solve `system(y) = right` up to a residual of norm `goal`; of a singular system the solution of least norm.
-
-    Hestenes and Stiefel 1952. `right` is in the system's range up to rounding, which must be below `goal`.
-    """
-    solution, residual, direction = torch.zeros_like(right), right, right
-    gamma = right.square().sum()
-    for number in range(max_iterations):
-        is_open = gamma > goal.square()
-        if number % _BETWEEN_LOOKS == 0 and all(_device.read(~is_open)):
-            break
-        moved = system(direction)
-        # Once solved it must not go on: only rounding is left, which a singular system cannot solve.
-        step = torch.where(is_open, gamma / (direction * moved).sum(), 0.0)
-        solution, residual = solution + step * direction, residual - step * moved
-        previous, gamma = gamma, residual.square().sum()
-        direction = residual + torch.where(is_open, gamma / previous, 0.0) * direction
-    return solution

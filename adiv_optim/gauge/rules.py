@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -23,14 +24,14 @@ def passes(call: Call) -> Any:
 def identity(call: Call) -> Any:
     """The same values, maybe elsewhere or in another precision."""
     if isinstance(call.output, Tensor) and not call.output.is_floating_point():
-        return call.pin_all(call.located(f"cast to {call.output.dtype}"))
+        return call.pin_all(f"{call.label} is a cast to {call.output.dtype}")
     return call.first if isinstance(call.first, Parameter) else call.result(call.ids(call.first))
 
 
-def clamp(call: Call) -> Any:
-    """A clamp or threshold, which is homogeneous where its bounds are 0."""
-    bounds = [bound for name, bound in list(call.arguments.items())[1:] if bound is not None]
-    return passes(call) if all(_is_zero(bound) for bound in bounds) else call.pin_all()
+def filled(call: Call) -> Any:
+    """Clamping and filling pass where the numbers that they put in are 0 or infinite."""
+    numbers = [call[name] for name in ("min", "max", "threshold", "value") if call[name] is not None]
+    return passes(call) if all(_has_no_scale(number) for number in numbers) else call.pin_all()
 
 
 def add(call: Call) -> Any:
@@ -38,12 +39,20 @@ def add(call: Call) -> Any:
     for value, other in _both_ways(call):
         if isinstance(value, Parameter) and isinstance(other, Activation):
             return layer_rules.added(call, other, value)
-    for value, other in _both_ways(call):
         if isinstance(value, (int, float, complex)):
-            if value != 0:
-                call.pin(call.uses.activation(other), f"{call.label} with a constant")
+            if not _has_no_scale(value):
+                call.pin(other, f"{call.label} with a constant")
             return call.result(call.ids(other))
-    return _joined(call)
+    first, second = call.ids(call["self"]), call.ids(call["other"])
+    call.channels.join(first, second, f"shares its scale with a pinned one, through {call.label}")
+    return call.result(torch.broadcast_tensors(first, second)[0])
+
+
+def where(call: Call) -> Any:
+    """A choice between two activations, which share their scale; between two numbers, a constant."""
+    call.pin(call["condition"])
+    both_numbers = all(isinstance(call[name], (int, float)) for name in ("self", "other"))
+    return call.constants() if both_numbers else add(call)
 
 
 def copied(call: Call) -> Any:
@@ -51,37 +60,21 @@ def copied(call: Call) -> Any:
     return call.result(call.ids(call["src"]))
 
 
-def where(call: Call) -> Any:
-    """A choice between two activations: they share their scale; between two numbers, a constant."""
-    call.pin(call["condition"])
-    if all(isinstance(call[name], (int, float)) for name in ("self", "other")):
-        return call.constants()
-    for value, other in _both_ways(call):
-        if _is_zero_or_infinite(value):
-            return call.result(call.ids(other))
-    if not all(isinstance(call[name], (Activation, Parameter)) for name in ("self", "other")):
-        return call.pin_all()
-    return _joined(call)
-
-
-def masked_fill(call: Call) -> Any:
-    """Filling with 0 or infinity passes."""
-    return passes(call) if _is_zero_or_infinite(call["value"]) else call.pin_all()
-
-
 def multiply(call: Call) -> Any:
     """A product has the scale of one factor where no scale touches the other; a parameter is a gain."""
     for value, other in _both_ways(call):
-        if isinstance(other, Parameter) and call.shape == tuple(other.view.shape) and call.is_constant(value):
-            return other  # times a mask, as pruned weights, or a number
-        if isinstance(value, (int, float, complex)):
+        is_number = isinstance(value, (int, float, complex))
+        is_mask = isinstance(value, Activation) and call.channels.is_pinned(value.channels)
+        if isinstance(other, Parameter) and call.shape == other.shape and (is_number or is_mask):
+            return other  # as pruned weights
+        if is_number:
             return call.result(call.ids(other))
         if isinstance(value, Parameter) and isinstance(other, Activation):
             return layer_rules.gain(call, other, value)
     factors = (call["self"], call["other"])
     if any(isinstance(value, Parameter) for value in factors):  # the product of two parameters
         return call.pin_all()
-    first, second = torch.broadcast_tensors(*(call.channels.find(call.ids(value)) for value in factors))
+    first, second = torch.broadcast_tensors(*(call.channels.find(value.channels) for value in factors))
     free = (first != 0) & (second != 0)
     for ids in (first[free], second[free]):
         call.channels.pin(ids, f"multiplied by another activation: {call.label}")
@@ -90,25 +83,17 @@ def multiply(call: Call) -> Any:
 
 def divide(call: Call) -> Any:
     """A quotient has the scale of its numerator; the divisor is pinned."""
-    if call["rounding_mode"] is not None or not isinstance(call.first, (Activation, Parameter)):
-        return call.pin_all()
-    return passes(call)
+    return call.pin_all() if call["rounding_mode"] is not None else passes(call)
 
 
 def reduce(call: Call) -> Any:
     """Entries that are summed, averaged or compared share their scale."""
-    x, dims = call.uses.activation(call.first), call["dim"]
-    dims = [dims] if isinstance(dims, int) else list(dims) if dims else list(range(len(x.shape)))
-    ids = call.share(x, dims, "summed or compared by")
-    if len(call.shape) < ids.dim():
-        dims = [dim % ids.dim() for dim in dims]
-        ids = ids.reshape([size for dim, size in enumerate(ids.shape) if dim not in dims])
-    return call.result(ids)
-
-
-def maximum(call: Call) -> Any:
-    """torch.max in its three forms."""
-    return add(call) if call["other"] is not None else reduce(call)
+    if call["other"] is not None:  # torch.max of two tensors
+        return add(call)
+    dims = call["dim"]
+    dims = [dims] if isinstance(dims, int) else list(dims or range(len(call.first.shape)))
+    ids = call.share(call.first, dims, "summed or compared by")
+    return call.result(ids if len(call.shape) == ids.dim() else ids.squeeze(tuple(dims)))
 
 
 def pool(call: Call) -> Any:
@@ -119,99 +104,78 @@ def pool(call: Call) -> Any:
 
 def pad(call: Call) -> Any:
     """Padding with zeros or with the tensor's values passes; zeros in place of channels are new channels."""
-    mode, value = call["mode"] or "constant", call["value"]
-    if mode == "constant" and value:
-        return call.pin_all(call.located(f"padded with {value}"))
-    ids, amounts = call.ids(call.first), list(call["pad"])
-    for place, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
-        dim = ids.dim() - 1 - place
-        if ids.shape[dim] == 1 or (before, after) == (0, 0):
-            continue
-        if mode != "constant" or before < 0 or after < 0:
-            ids = call.channels.share(ids, [dim], f"padded by {call.label}")
-            continue
-        zeros = [
-            call.channels.fresh(f"zeros of {call.where}", [*ids.shape[:dim], count, *ids.shape[dim + 1 :]])
-            for count in (before, after)
-        ]
-        ids = torch.cat([zeros[0], ids, zeros[1]], dim)
-    return call.result(ids)
+    dims = [-1 - place // 2 for place in range(len(call["pad"]))]
+    if (call["mode"] or "constant") != "constant":
+        return call.result(call.share(call.first, dims, "positions at"))
+    if call["value"]:
+        return call.pin_all(f"{call.label} with {call['value']}")
+    ids = call.ids(call.first)
+    amounts = [amount if ids.shape[dim] > 1 else 0 for dim, amount in zip(dims, call["pad"], strict=True)]
+    ids = F.pad(ids, amounts, value=-1)
+    zeros = call.channels.fresh(f"zeros of {call.label}", [int((ids < 0).sum())])
+    return call.result(ids.masked_scatter(ids < 0, zeros))
 
 
 def rearrange(call: Call) -> Any:
     """Shape operations: the same operation on a tensor of channels moves each of them to its place."""
-    tensors = call.tensors()
-    if any(isinstance(value, torch.dtype) for value in call.arguments.values()):
-        return call.pin_all(call.located("bits read as another type"))
-    if len(tensors) == 1 and isinstance(parameter := tensors[0], Parameter):
-        view = _run(call, call.operator, lambda value: parameter.view if value is parameter else value)
+    if isinstance(parameter := call.first, Parameter):
+        view = _run(call, lambda value: value.view)
         if isinstance(view, Tensor) and view.untyped_storage()._cdata == parameter.base.untyped_storage()._cdata:
             moved = replace(parameter, view=view)
             if moved.axes() is not None:
                 return moved
+    ids = _run(call, call.spread)
+    if isinstance(ids, Tensor):
+        return call.result(ids)
+    return [Activation(tuple(part.shape), call.channels.compress(part)) for part in ids]
 
-    def ids(value: Value) -> Value:
-        if not isinstance(value, (Activation, Parameter)):
-            return value
-        x = call.uses.activation(value)
-        return x.channels.expand(x.shape)
 
+def _run(call: Call, change: Callable[[Value], Tensor]) -> Any:
+    """Run an operation on other tensors in place of its own, in lists too."""
+    arguments = pytree.tree_map_only((Activation, Parameter), change, call.arguments)
+    return call.operator(**arguments)
+
+
+def reshape(call: Call) -> Any:
+    """Operations that say no more than the shape of the output, which may be that of another tensor."""
     # A view of ids that were spread out need not exist where that of the activation does.
-    moved = _run(call, torch.reshape if call.name in ("view", "_unsafe_view") else call.operator, ids)
-    if not isinstance(moved, Tensor):
-        return [Activation(tuple(part.shape), call.channels.compress(part)) for part in moved]
-    return call.result(moved) if tuple(moved.shape) == call.shape else call.pin_all()
-
-
-def _run(call: Call, operator: Callable[..., Any], change: Callable[[Value], Value]) -> Any:
-    """Call an operator with an operation's arguments, each changed first, in lists too."""
-    by_keyword = {argument.name for argument in call.operator._schema.arguments if argument.kwarg_only}
-    positional = [value for name, value in call.arguments.items() if name not in by_keyword]
-    return operator(*pytree.tree_map(change, positional), **{name: call.arguments[name] for name in by_keyword})
+    if call["dtype"] is not None:
+        return call.pin_all(f"{call.label} as another type")
+    aten = torch.ops.aten
+    operator, size = (aten.broadcast_to, "size") if call.name.startswith("expand") else (aten.reshape, "shape")
+    return rearrange(replace(call, operator=operator.default, arguments={"self": call.first, size: list(call.shape)}))
 
 
 def concatenate(call: Call) -> Any:
     """Parts side by side; ids are spread out along that dimension, and along others only where they differ."""
-    parts = [call.uses.activation(value) for value in call["tensors"]]
+    # torch lets empty parts be vectors.
+    parts = [(call.ids(value), value.shape) for value in call["tensors"] if len(value.shape) == len(call.shape)]
     dim = (call["dim"] or 0) % len(call.shape)
-    if any(len(part.shape) != len(call.shape) for part in parts):  # torch lets empty ones be vectors
-        return rearrange(call)
-    sizes = [max(part.channels.shape[d] for part in parts) for d in range(len(call.shape))]
-    spread = [part.channels.expand([*sizes[:dim], part.shape[dim], *sizes[dim + 1 :]]) for part in parts]
+    sizes = [max(ids.shape[d] for ids, _ in parts) for d in range(len(call.shape))]
+    spread = [ids.expand([*sizes[:dim], shape[dim], *sizes[dim + 1 :]]) for ids, shape in parts]
     return call.result(torch.cat(spread, dim))
-
-
-def like(call: Call) -> Any:
-    """Taking the shape of another tensor, of which only the shape matters."""
-    aten = torch.ops.aten
-    operator, size = (aten.broadcast_to, "size") if call.name == "expand_as" else (aten.reshape, "shape")
-    return rearrange(replace(call, operator=operator.default, arguments={"self": call.first, size: list(call.shape)}))
 
 
 def index(call: Call) -> Any:
     """Picking positions: all along the indexed dimension share their scale, so that any index picks the same."""
-    x, dims = call.uses.activation(call.first), call["dim"]
-    indices = call["index"] if call["index"] is not None else call["indices"]
-    positions = list(indices) if isinstance(indices, (list, tuple)) else None
-    dims = [dims] if positions is None else [dim for dim, index in enumerate(positions) if index is not None]
-    ids = call.share(x, dims, "picked by").expand(x.shape)
-    if positions is None:
-        return call.result(call.operator(ids, dims[0], torch.zeros(indices.shape, dtype=torch.long)))
-    at = [None if index is None else torch.zeros(index.shape, dtype=torch.long) for index in positions]
-    moved = torch.ops.aten.index.Tensor(ids, at)
-    # A mask is no position: how many it keeps is in its values.
-    return call.result(moved) if tuple(moved.shape) == call.shape else call.pin_all()
+    places = call["indices"]
+    dims = [call["dim"]] if places is None else [dim for dim, index in enumerate(places) if index is not None]
+    ids = call.share(call.first, dims, "picked by").expand(call.first.shape)
+
+    def at_zero(value: Value) -> Tensor:
+        return ids if value is call.first else torch.zeros(value.shape, dtype=torch.long)
+
+    return call.result(_run(call, at_zero))
 
 
 def compare(call: Call) -> Any:
     """The sign of a number does not change with its scale; any other comparison pins."""
-    return call.constants() if _is_zero(call["other"]) else call.pin_all()
+    return call.constants() if _has_no_scale(call["other"]) else call.pin_all()
 
 
 def glu(call: Call) -> Any:
     """Gated unit a · sigmoid(b): the gate is pinned, the other half passes."""
-    x = call.uses.activation(call.first)
-    value, gate = x.channels.expand(x.shape).chunk(2, call["dim"])
+    value, gate = call.spread(call.first).chunk(2, call["dim"])
     call.channels.pin(call.channels.compress(gate), call.label)
     return call.result(value)
 
@@ -221,17 +185,7 @@ def _both_ways(call: Call) -> list[tuple[Value, Value]]:
     return [(first, second), (second, first)]
 
 
-def _joined(call: Call) -> Any:
-    first, second = call.ids(call["self"]), call.ids(call["other"])
-    call.channels.join(first, second, f"shares its scale with a pinned one, through {call.label}")
-    return call.result(torch.broadcast_tensors(first, second)[0])
-
-
-def _is_zero(value: Value) -> bool:
-    return isinstance(value, (int, float)) and value == 0
-
-
-def _is_zero_or_infinite(value: Value) -> bool:
+def _has_no_scale(value: Value) -> bool:
     return isinstance(value, (int, float)) and (value == 0 or math.isinf(value))
 
 
@@ -246,15 +200,13 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     layer_rules.weight_norm: "_weight_norm",
     passes: "relu leaky_relu rrelu prelu abs neg positive dropout feature_dropout native_dropout",
     identity: "to _to_copy clone contiguous detach alias type_as lift_fresh lift_fresh_copy",
-    clamp: "clamp clamp_min clamp_max threshold",
+    filled: "clamp clamp_min clamp_max threshold masked_fill",
     add: "add sub rsub maximum minimum",
     copied: "copy",
     where: "where",
-    masked_fill: "masked_fill",
     multiply: "mul multiply",
     divide: "div divide true_divide",
-    reduce: "mean sum amax amin cumsum",
-    maximum: "max min",
+    reduce: "mean sum amax amin cumsum max min",
     pool: (
         "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
         "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
@@ -262,14 +214,13 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
         "upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"
     ),
     pad: "pad constant_pad_nd",
+    reshape: "reshape view _unsafe_view flatten unflatten expand expand_as view_as reshape_as",
     rearrange: (
-        "reshape view _unsafe_view flatten unflatten permute transpose t swapaxes movedim numpy_T mT squeeze unsqueeze "
-        "expand repeat tile repeat_interleave stack split split_with_sizes "
-        "chunk unbind slice select narrow flip roll pixel_shuffle pixel_unshuffle channel_shuffle diagonal "
-        "tensor_split hstack vstack"
+        "permute transpose t swapaxes movedim numpy_T mT squeeze unsqueeze repeat tile repeat_interleave stack split "
+        "split_with_sizes chunk unbind slice select narrow flip roll pixel_shuffle pixel_unshuffle channel_shuffle "
+        "diagonal tensor_split hstack vstack"
     ),
     concatenate: "cat concat",
-    like: "expand_as view_as reshape_as",
     index: "index index_select",
     compare: "gt ge lt le eq ne",
     Call.constants: (

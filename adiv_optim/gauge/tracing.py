@@ -13,8 +13,8 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from ..rows.models import refuse_lazy, refuse_sharded
-from .call import Activation, Call, Parameter, Uses
-from .graph import CONSTANT, PINNED, ChannelGraph, Entry, Node
+from .call import PINNED, Activation, Call, Channels, Parameter
+from .graph import ChannelGraph, Entry, Node
 from .rules import RULES, rearrange
 
 
@@ -64,14 +64,10 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     # Operations for a log alone move nothing, and would pin their inputs.
     program.graph_module.graph.eliminate_dead_code()
     with torch.device("cpu"):  # where channels are under any default
-        uses = Uses()
-        outputs = _Interpreter(program.graph_module, uses).run(*_inputs(program, names))
-        for value in pytree.tree_leaves(outputs):
-            if isinstance(value, Activation):
-                uses.channels.pin(value.channels, "output of the model")
-            elif isinstance(value, Parameter):
-                uses.fixed(value, "output of the model")
-        return _graph(uses, [name for name, _ in model.named_parameters()])
+        channels = Channels()
+        outputs = _Interpreter(program.graph_module, channels).run(*_inputs(program, names))
+        Call(None, "output", {"outputs": outputs}, None, "output of the model", channels).pin_all()
+        return _graph(channels, [name for name, _ in model.named_parameters()])
 
 
 def _exported(model: nn.Module, example_input: Any) -> Any:
@@ -124,10 +120,10 @@ _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 class _Interpreter(torch.fx.Interpreter):
     """Runs a traced graph on channels in place of numbers."""
 
-    def __init__(self, module: torch.fx.GraphModule, uses: Uses) -> None:
+    def __init__(self, module: torch.fx.GraphModule, channels: Channels) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.extra_traceback = False
-        self.uses = uses
+        self.channels = channels
 
     def run_node(self, node: torch.fx.Node) -> Any:
         if node.op != "call_function" or node.target is operator.getitem:
@@ -135,56 +131,53 @@ class _Interpreter(torch.fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         if str(node.target) in _REGIONS:
             place = next(place for place, value in enumerate(args) if isinstance(value, torch.fx.GraphModule))
-            return _Interpreter(args[place], self.uses).run(*args[place + 1 :])
+            return _Interpreter(args[place], self.channels).run(*args[place + 1 :])
         stack, output = list((node.meta.get("nn_module_stack") or {}).values()), node.meta.get("val")
         where = stack[-1][0].removeprefix("L['self']").lstrip(".") if stack else ""
-        schema = node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
-        name = schema.name.removeprefix("aten::") if schema else str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload):
+            schema = node.target._schema
+            name, is_mutable = schema.name.removeprefix("aten::"), schema.is_mutable
+            arguments = {argument.name: argument.default_value for argument in schema.arguments}
+            arguments |= {**dict(zip(arguments, args, strict=False)), **kwargs}
+        else:
+            name, is_mutable = str(node.target), False
+            arguments = {str(place): value for place, value in enumerate([*args, *kwargs.values()])}
+        name = name if name in RULES else name.removesuffix("_")
+        label = f"{name} in {where}" if where else name
         shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
         if not all(isinstance(size, int) for shape in shapes for size in shape):
             raise ValueError(
-                f"{name} in {where or 'the model itself'} returns a tensor whose shape depends on the values of its "
-                "input; its channels cannot be followed."
+                f"{label} returns a tensor whose shape depends on the values of its input; its channels cannot be "
+                "followed."
             )
-        if name not in RULES:
-            name = name.removesuffix("_")
-        if schema:
-            defaults = {argument.name: argument.default_value for argument in schema.arguments}
-            arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
-        else:
-            arguments = {str(place): value for place, value in enumerate([*args, *kwargs.values()])}
-        call = Call(node.target, name, arguments, output, where, self.uses)
+        call = Call(node.target, name, arguments, output, label, self.channels)
         rule = RULES.get(name, Call.pin_all)
         result = rule(call)
-        if schema and schema.is_mutable and isinstance(node.args[0], torch.fx.Node):
-            self._written(node.args[0], result, call, moved=rule is rearrange)
+        if is_mutable and isinstance(node.args[0], torch.fx.Node):
+            old, why = self.env[node.args[0]], f"overwritten in place by {label}"
+            if rule is rearrange:
+                self.env[node.args[0]] = result
+            elif isinstance(old, Activation):  # old and new values share scales, so that every view still holds
+                self.channels.join(old.channels, call.ids(result), why)
+            else:
+                call.pin(old, why)
+                call.pin(result)
         return result
 
-    def _written(self, target: Any, result: Any, call: Call, moved: bool) -> None:
-        """An operation in place: old and new values share scales, so that every view of the tensor still holds."""
-        old = self.env[target]
-        if moved:
-            self.env[target] = result
-        elif isinstance(old, Activation):
-            self.uses.channels.join(old.channels, result.channels, f"overwritten in place by {call.label}")
-        elif isinstance(old, Parameter):
-            self.uses.fixed(old, f"overwritten in place by {call.label}")
-            call.pin(result)
 
-
-def _graph(uses: Uses, order: list[str]) -> ChannelGraph:
+def _graph(channels: Channels, order: list[str]) -> ChannelGraph:
     """Number the components that parameters live on, and write every use in those numbers."""
-    channels = uses.channels
-    all_uses = [*uses.parameters.values(), *uses.buffers.values()]
-    ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in all_uses}
+    uses = [*channels.parameters.values(), *channels.buffers.values()]
+    ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in uses}
 
-    def ends_of(uses: Iterable[Entry]) -> Tensor:
-        is_end = torch.zeros(channels.count, dtype=torch.bool)
+    def has_end(uses: Iterable[Entry]) -> Tensor:
+        """Say of every channel whether one of some uses has it, or it is the pinned one."""
+        found = torch.zeros(channels.count, dtype=torch.bool)
         for ids in itertools.chain([torch.tensor(PINNED)], *(ends[use] for use in uses)):
-            is_end[ids] = True
-        return is_end
+            found[ids] = True
+        return found
 
-    used, measured = ends_of(all_uses), ends_of(use for use in all_uses if use.counted)
+    used, measured = has_end(uses), has_end(use for use in uses if use.counted)
     numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
     def entry(use: Entry) -> Entry:
@@ -193,10 +186,8 @@ def _graph(uses: Uses, order: list[str]) -> ChannelGraph:
             # Channels that no weight touches, as rows of standardised weights, take their scale from their other uses.
             counted = use.counted or not bool(measured[ends[use][0]].all())
             return replace(use, plus=plus, minus=minus, counted=counted, why=())
-        reasons = (*use.why, *channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()])))
-        # A constant input is no reason where the output is pinned.
-        why = tuple(reason for reason in reasons if reason != CONSTANT) or (CONSTANT,)
-        return replace(use, plus=plus, minus=minus, why=why)
+        reasons = channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))
+        return replace(use, plus=plus, minus=minus, why=(*use.why, *reasons) or ("a constant",))
 
     nodes = []
     for name, ids in channels.made:
@@ -206,9 +197,9 @@ def _graph(uses: Uses, order: list[str]) -> ChannelGraph:
     return ChannelGraph(
         free=int(used.sum()) - 1,
         nodes=tuple(nodes),
-        parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
-        buffers={name: replace(entry(use), counted=False) for name, use in uses.buffers.items()},
-        outside=tuple(name for name in order if name not in uses.parameters),
+        parameters={name: entry(channels.parameters[name]) for name in order if name in channels.parameters},
+        buffers={name: replace(entry(use), counted=False) for name, use in channels.buffers.items()},
+        outside=tuple(name for name in order if name not in channels.parameters),
     )
 
 

@@ -27,14 +27,12 @@ class Moves:
         plus: of the parameter's shape.
         minus: of the parameter's shape.
         usual: mean of log|w| as PyTorch initialises it; None for what is no weight.
-        kind: two uses of another kind move nothing.
         groups: of a convolution.
     """
 
     plus: Tensor
     minus: Tensor
     usual: float | None
-    kind: str
     groups: int = 1
 
 
@@ -75,17 +73,13 @@ class Channels:
         self.join(rows, rows[:, :1])
         return rows[:, 0]
 
-    def use(self, parameter: Tensor | None, plus: Tensor, minus: Tensor, usual: float | None, kind: str, groups=1):
+    def use(self, parameter: Tensor | None, plus: Tensor, minus: Tensor, usual: float | None, groups=1):
         if parameter is None:
             return
         plus, minus = plus.expand(parameter.shape), minus.expand(parameter.shape)
-        old = self.moves.setdefault(id(parameter), Moves(plus, minus, usual, kind, groups))
-        if old.kind == kind:
-            self.join(old.plus, plus)
-            self.join(old.minus, minus)
-        else:
-            for numbers in (old.plus, old.minus, plus, minus):
-                self.pin(numbers)
+        first = self.moves.setdefault(id(parameter), Moves(plus, minus, usual, groups))
+        self.join(first.plus, plus)
+        self.join(first.minus, minus)
 
 
 def follow(model: Network, x: Tensor) -> Channels:
@@ -129,19 +123,19 @@ def _called(channels: Channels, layer: Any, flow: Tensor, shape: torch.Size) -> 
         if layer.weight is None:
             return torch.zeros_like(flow)
         out = channels.fresh(len(layer.weight))
-        channels.use(layer.weight, out, pinned, 0.0, "gain")
-        channels.use(layer.bias, out, pinned, None, "bias")
+        channels.use(layer.weight, out, pinned, 0.0)
+        channels.use(layer.bias, out, pinned, None)
         return (out if isinstance(layer, nn.LayerNorm) else out.view(-1, *[1] * (len(shape) - 1))).expand(shape)
     if isinstance(layer, nn.Embedding):
         out = channels.fresh(layer.embedding_dim)
-        channels.use(layer.weight, out, pinned, -0.6352, "table")
+        channels.use(layer.weight, out, pinned, -0.6352)
         return out.expand(shape)
     if isinstance(layer, nn.Linear) or (Conv1D is not None and isinstance(layer, Conv1D)):
         into, transposed = channels.one(flow, -1), not isinstance(layer, nn.Linear)
         out = channels.fresh(shape[-1])
         ends = (out, into[:, None]) if transposed else (out[:, None], into)
-        channels.use(layer.weight, *ends, usual(len(into)), f"matrix {transposed}")
-        channels.use(layer.bias, out, pinned, None, "bias")
+        channels.use(layer.weight, *ends, usual(len(into)))
+        channels.use(layer.bias, out, pinned, None)
         return out.expand(shape)
     if isinstance(layer, _ConvNd):
         into, out = channels.one(flow, 0), channels.fresh(layer.out_channels)
@@ -149,8 +143,8 @@ def _called(channels: Channels, layer: Any, flow: Tensor, shape: torch.Size) -> 
         ends = torch.stack([part for part in into.view(layer.groups, -1) for _ in range(len(out) // layer.groups)])
         fan_in = layer.weight[0].numel()
         where = (out.view(-1, 1, *ones), ends.view(*ends.shape, *ones))
-        channels.use(layer.weight, *where, usual(fan_in), "convolution", layer.groups)
-        channels.use(layer.bias, out, pinned, None, "bias")
+        channels.use(layer.weight, *where, usual(fan_in), layer.groups)
+        channels.use(layer.bias, out, pinned, None)
         return out.view(-1, *ones).expand(shape)
     channels.pin(flow)  # no homogeneous function
     return torch.zeros_like(flow)

@@ -81,6 +81,7 @@ PASS = {
     "mask-of-nonzeros": lambda x: x.relu() * (x.relu() != 0) + x.relu() * (x == 0),
     "looked-at-in-passing": lambda x: (x.std(), x.isnan().any(), x)[-1],
     "times-a-complex-number": lambda x: (x * (2 + 1j)).abs(),
+    "written-over-ones": lambda x, m: x * torch.ones_like(m.slope).mul_(m.slope).sum(),
     "where": lambda x: torch.where(x > 0, x, 0.0),
     "where-of-two-numbers": lambda x: x * torch.where(x > 0, 1.0, 0.0),
     "masked-fill": lambda x: x.masked_fill(x < 0, 0.0),
@@ -110,6 +111,7 @@ SHARE = {
     "matrix": (lambda x, m: (x.movedim(1, -1) @ m.matrix.t()).movedim(-1, 1), 4, 8),
     "linear-and-back": (lambda x, m: F.linear(x.transpose(1, 3), m.matrix, m.slope).transpose(1, 3), 4, 8),
     "matrix-twice": (lambda x, m: ((x.mT.transpose(1, 3) @ m.matrix) @ m.matrix).transpose(1, 3), 4, 4),
+    "matrix-both-ways": (lambda x, m: ((x.movedim(1, 3) @ m.matrix).relu() @ m.matrix.t()).movedim(3, 1), 4, 1),
     "written-into-zeros": (overwrite, 4, 2),
     "tanh-in-autocast": (in_a_mode(torch.tanh, lambda: torch.autocast("cpu", torch.bfloat16)), 4, 1),
     "pooling-across-channels": (lambda x: F.avg_pool2d(x.movedim(1, 3), (1, 2)).movedim(3, 1), 2, 1),
@@ -132,7 +134,7 @@ PIN = {
     "layer-norm": lambda x: F.layer_norm(x, [4, 6, 6]),
     "normalised-by-constants": lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)),
     "normalised-by-parameters": lambda x, m: F.batch_norm(x, m.slope.detach(), m.slope.detach()),
-    "tied-both-ways": lambda x, m: ((x.movedim(1, 3) @ m.matrix).relu() @ m.matrix.t()).movedim(3, 1),
+    "as-a-matrix-and-a-divisor": lambda x, m: ((x.movedim(1, 3) @ m.matrix) / m.matrix.abs().sum()).movedim(3, 1),
 }
 
 
