@@ -20,8 +20,8 @@ class MeanFieldNorm(nn.Module):
     as different in length as they are; networks whose pre-activations drift from N(0, 1) are not brought back.
 
     The constants are numbers, computed once by `adiv_optim.diagnostics.gaussian_moments`: the state dict has the
-    activation's entries alone, any dtype and device will do, and exporters fold them in. An activation that is trained afterwards keeps
-    the constants it was built with.
+    activation's entries alone, any dtype and device will do, and exporters fold them in. An activation that is trained
+    afterwards keeps the constants it was built with.
 
     Args:
         activation: an elementwise module or function.
