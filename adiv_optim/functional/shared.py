@@ -100,14 +100,8 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]
     # Autocast knows no meta device.
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
-    dtype = torch.get_autocast_dtype(device)
-    # float64 is left alone, as torch's own autocast leaves it.
-    return tuple(
-        tensor.to(dtype)
-        if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-        else tensor
-        for tensor in tensors
-    )
+    dtype, kept = torch.get_autocast_dtype(device), torch.float64  # which torch's own autocast leaves alone
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != kept else t for t in tensors)
 
 
 def check_real(name: str, input: Tensor) -> None:

@@ -71,12 +71,10 @@ def generator_states(module: nn.Module) -> list[tuple[Any, tuple[torch.device, .
 
     torch.random.fork_rng does not know MPS, which has one device, and functions that take none.
     """
-    generators: list[tuple[Any, tuple[torch.device, ...], Tensor]] = [(torch, (), torch.get_rng_state())]
-    for device in {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}:
-        kind: Any = torch.get_device_module(device)
-        taken = () if device.type == "mps" else (device,)
-        generators += [(kind, taken, kind.get_rng_state(*taken))] if hasattr(kind, "get_rng_state") else []
-    return generators
+    devices = {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}
+    kinds: list[tuple[Any, tuple[torch.device, ...]]] = [(torch, ())]
+    kinds += [(torch.get_device_module(each), () if each.type == "mps" else (each,)) for each in devices]
+    return [(kind, taken, kind.get_rng_state(*taken)) for kind, taken in kinds if hasattr(kind, "get_rng_state")]
 
 
 @contextmanager
