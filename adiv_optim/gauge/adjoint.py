@@ -172,9 +172,8 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
         >>> torch.equal(plain, restored), torch.equal(plain, changed)
         (True, False)
     """
-    without_call = bypassed(model)
-    every = [(path, module) for path, module in model.named_modules() if isinstance(module, _LAYERS)]
-    layers = {path: layer for path, layer in every if layer not in without_call}
+    without_call, modules = bypassed(model), model.named_modules()
+    layers = {path: layer for path, layer in modules if isinstance(layer, _LAYERS) and layer not in without_call}
     for path, layer in layers.items():
         if any(isinstance(getattr(hook, "__self__", None), _Ends) for hook in layer._forward_hooks.values()):
             raise ValueError(

@@ -107,10 +107,6 @@ class Channels:
                 ids = first
         return ids
 
-    def is_pinned(self, ids: Tensor) -> bool:
-        """Whether none of the channels is free."""
-        return not self.find(ids).any()
-
     def reasons(self, ids: Tensor) -> tuple[str, ...]:
         """Return why channels are pinned, most frequent first; nothing of `PINNED` and of those that are free."""
         numbers = self._reason[self._roots(ids.flatten())]

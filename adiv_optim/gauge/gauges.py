@@ -74,7 +74,6 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
         >>> torch.allclose(model(x), before)
         True
     """
-    graph.check(log_scales)
     if not bool(log_scales.isfinite().all()):
         raise ValueError("log_scales holds NaN or inf; draw it from random_gauge or network_scales.")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -192,16 +191,13 @@ class LayerGauge(Gauge):
         # the same in every gauge, as the weight in the network gauge is, of which it takes them.
         factors = graph.factors(log_scales)
         for name in self._weights(graph):
-            shape = graph.parameters[name].shape
+            shape, ones = graph.parameters[name].shape, (1,) * (parameters[name].dim() - 2)
             # All of it: every process with a part of a sharded weight gathers it. In float32 at least, as scales of
             # float16 weights may lie outside of float16's range.
             weight = at_least_float32(whole(parameters[name].detach())).view(shape)
-            one = weight.new_ones(())
-            d, e = (factor.to(weight) for factor in (factors[name][1:] if name in factors else (one, one)))
-            ones = (1,) * (parameters[name].dim() - 2)
+            d, e = (factor.to(weight) for factor in factors[name][1:]) if name in factors else weight.new_ones(2)
             rows, _, columns = rz_scaling((weight / d).div_(e), kernel_dims=len(ones))
-            d = d * rows.view(*rows.shape, 1, *ones)
-            e = e * columns.view(*columns.shape[:-1], 1, -1, *ones)
+            d, e = d * rows.view(*rows.shape, 1, *ones), e * columns.view(*columns.shape[:-1], 1, -1, *ones)
             factors[name] = Factors(shape, d, e)
         return factors
 

@@ -27,7 +27,7 @@ def matmul(call: Call) -> Any:
     left, right = call.ids(left), call.ids(right)
     if min(left.dim(), right.dim()) >= 2:
         for constant, ids, summed in ((left, right, -2), (right, left, -1)):
-            if call.channels.is_pinned(constant):
+            if not call.channels.find(constant).any():
                 return call.result(call.channels.share(ids, [summed], f"summed by {call.label}"))
     return call.pin_all()
 

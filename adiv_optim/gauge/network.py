@@ -32,8 +32,8 @@ def network_scales(
               u = -\tfrac12 \log(\text{fan in}) - 1, \qquad s = 0 \text{ where pinned}
 
     u is the mean of log|w| as PyTorch initialises the layer (for gains and embeddings their own). It does not depend
-    on the weights, so any u is as blind to the gauge as u = 0 (`fan_in=False`, magnitude 1 for all weights alike).
-    Without it a network whose layers differ in width is far from balanced as it is initialised: 3072 inputs, 32 hidden
+    on the weights, so any u is as blind to the gauge as u = 0 (`fan_in=False`, magnitude 1 for all weights alike), with
+    which a network whose layers differ in width is far from balanced as it is initialised: 3072 inputs, 32 hidden
     units and 10 outputs would slow the first layer's steps down by four orders of magnitude.
 
     Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, so that
@@ -41,12 +41,8 @@ def network_scales(
     weights are left out: a channel takes its scale from its other weights, and without any it keeps scale 1. Channels
     that zeros cut off from every pinned one have a scale only relative to each other, of weighted mean 0.
 
-    A pass over the weights sums log|W| over rows and columns; the normal equations, a graph Laplacian, are then solved
-    for vectors only, by conjugate gradients.
-
-    Every process sums its part of sharded weights, and all with a part call this together: a pass is one sum over them
-    of a number for each channel, and every process solves the same equations. Zeros in such a weight are gathered, a
-    byte for each of its elements.
+    All processes with a part of a sharded weight call this together, and have the same result. Zeros in such a weight
+    are gathered, a byte for each of its elements.
 
     Args:
         graph: from `trace`.
@@ -86,7 +82,7 @@ def network_scales(
             name: replace(entry, plus=entry.plus.to(devices[name]), minus=entry.minus.to(devices[name]))
             for name, entry in entries.items()
         }
-        graph._cache[key] = Laplacian.of(graph.free, tuple(entries.values()), device), on_devices
+        graph._cache[key] = Laplacian.of(graph.free, entries.values(), device), on_devices
     laplacian, entries = graph._cache[key]
     parts = {name: entry.of_shard(name, parameters[name]) for name, entry in entries.items()}
     scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)
@@ -96,9 +92,8 @@ def network_scales(
     eps = max(torch.finfo(_device.wide_dtype(weight)).eps for _, weight in parts.values())
     zeros = False
     for _ in range(_PASSES):
-        copies = {each: scales.to(each, _device.widest_dtype(each)) for each in {*devices.values()}}
         sums = {
-            name: (part, _sums_of(weight, part, copies[devices[name]], part.expected_log_weight * fan_in, zeros))
+            name: (part, _sums_of(weight, part, scales, part.expected_log_weight * fan_in, zeros))
             for name, (part, weight) in parts.items()
         }
         right = _sums_by_channel(sums, parameters, len(scales), device)
@@ -107,7 +102,7 @@ def network_scales(
             _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
             empty = (whole(parameters[name].detach() == 0).view(entry.shape) for name, entry in entries.items())
-            laplacian = laplacian.without(tuple(entries.values()), empty)
+            laplacian = laplacian.without(entries.values(), empty)
             continue
         right[0] = 0  # the pinned channel keeps its scale
         change = laplacian.solve(right, scales, eps)
@@ -124,11 +119,7 @@ def _sums_by_channel(
     channels: int,
     device: torch.device,
 ) -> Tensor:
-    """Add the row and column sums of all weights up by channel, and over the processes with their parts.
-
-    `sums` has, by name, the entry of this process's part of the weight, and its `_sums_of`. The result is (channels,),
-    in float64 on that device, the same on all processes.
-    """
+    """Add up, by channel and over processes, the `_sums_of` each weight, given with the entry of its part here."""
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
     for name, (entry, of_weight) in sums.items():
         cut = cut_of(parameters[name])
@@ -156,6 +147,7 @@ def _refuse_no_magnitude(weights: Mapping[str, Tensor], parameters: Mapping[str,
 
 def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, u: float, zeros: bool) -> tuple[Tensor, Tensor]:
     """Sum log|w| − u − s_o + s_i over rows for s_out and over columns for s_in, signed as they enter; flat."""
+    scales = scales.to(weight.device, _device.widest_dtype(weight.device))
     plus, minus = scales[entry.plus] + u, scales[entry.minus]
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
     rows = max(1, WEIGHTS_AT_ONCE // max(1, weight[:1].numel()))
@@ -194,56 +186,52 @@ class Laplacian:
     member: Tensor  # the channels of all sets, one set after another
     owner: Tensor  # the set of each; sets 2k and 2k + 1 are the two of a block
     strength: Tensor  # κ of each set's block
-    entry_sets: tuple[slice, ...]  # the sets of each entry
     edges: tuple[Tensor, Tensor] | None = None  # (two channels each, strength each): where a block has zeros
 
     @classmethod
-    def of(cls, free: int, entries: tuple[Entry, ...], device: torch.device) -> "Laplacian":
+    def of(cls, free: int, entries: Iterable[Entry], device: torch.device) -> "Laplacian":
         """Build the equations of weights without zeros."""
-        pinned = torch.zeros(1, dtype=torch.long, device="cpu")  # with the indices, under any default device
-        gather, shares, members, owners, strengths, slices, count = [], [], [pinned[:0]], [pinned[:0]], [], [], 0
+        none = torch.zeros(0, dtype=torch.long, device="cpu")  # where indices are, under any default device
+        gather, shares, members, owners, strengths, count = [], [], [none], [none], [], 0
         for entry in entries:
-            elements, before, sides = math.prod(entry.shape), count, (entry.plus, entry.minus)
+            elements, sides = math.prod(entry.shape), (entry.plus, entry.minus)
             gather += [index.flatten() for index in sides]
             shares += [
-                pinned.new_full((index.numel(),), elements / index.numel(), dtype=torch.float64) for index in sides
+                torch.full_like(index, elements / index.numel(), dtype=torch.float64).flatten() for index in sides
             ]
             if all(bool(index.any()) for index in sides):
                 blocks = [_by_block(index, entry) for index in sides]
-                pairs = len(blocks[0])
+                number, kernel = len(blocks[0]), elements / (blocks[0].numel() * blocks[1].shape[1])
                 for place, sets in enumerate(blocks):
+                    of_place = torch.arange(count + place, count + 2 * number, 2, device="cpu")
                     members.append(sets.flatten())
-                    owners.append(
-                        (count + place + 2 * torch.arange(pairs, device="cpu")).repeat_interleave(sets.shape[1])
-                    )
-                strengths += [elements / (pairs * math.prod(sets.shape[1] for sets in blocks))] * 2 * pairs
-                count += 2 * pairs
-            slices.append(slice(before, count))
+                    owners.append(of_place.repeat_interleave(sets.shape[1]))
+                strengths += [kernel] * 2 * number
+                count += 2 * number
         channels = torch.cat(gather)
-        degree = pinned.new_zeros(free + 1, dtype=torch.float64).index_add_(0, channels, torch.cat(shares))
+        degree = none.new_zeros(free + 1, dtype=torch.float64).index_add_(0, channels, torch.cat(shares))
         return cls(
             degree=degree.to(device),
             gather=channels.to(device),
             member=torch.cat(members).to(device),
             owner=torch.cat(owners).to(device),
             strength=torch.tensor(strengths, dtype=torch.float64, device=device),
-            entry_sets=tuple(slices),
         )
 
-    def without(self, entries: tuple[Entry, ...], zeros: Iterable[Tensor]) -> "Laplacian":
+    def without(self, entries: Iterable[Entry], zeros: Iterable[Tensor]) -> "Laplacian":
         """Return the equations without the weights that are zero: edges take them away from the full blocks."""
         lost, ends, amounts, device = [], [], [], self.degree.device
-        for entry, zero, sets in zip(entries, zeros, self.entry_sets, strict=True):
-            count = zero.long().sum_to_size(torch.broadcast_shapes(entry.plus.shape, entry.minus.shape))
+        for entry, zero in zip(entries, zeros, strict=True):
             sides = (entry.plus, entry.minus)
+            count = zero.long().sum_to_size(torch.broadcast_shapes(*(index.shape for index in sides)))
             lost += [count.sum_to_size(index.shape).flatten().to(device) for index in sides]
-            if sets.start < sets.stop and count.any():
-                at = count.nonzero(as_tuple=True)
-                ends.append(torch.stack([index.expand(count.shape)[at] for index in sides]).to(device))
-                amounts.append(-count[at].to(device))
+            at = count.nonzero(as_tuple=True)
+            ends.append(torch.stack([index.expand(count.shape)[at] for index in sides]).to(device))
+            amounts.append(-count[at].to(device))
         degree = self.degree.index_add(0, self.gather, -torch.cat(lost).to(self.degree.dtype))
-        edges = (torch.cat(ends, 1), torch.cat(amounts).to(degree.dtype)) if ends else None
-        return replace(self, degree=degree, edges=edges)
+        edges, amount = torch.cat(ends, 1), torch.cat(amounts).to(degree.dtype)
+        free = (edges > 0).all(0)
+        return replace(self, degree=degree, edges=(edges[:, free], amount[free]))
 
     def times(self, scales: Tensor) -> Tensor:
         """Return N s, with 0 in the pinned place."""

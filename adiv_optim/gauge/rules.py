@@ -36,14 +36,15 @@ def filled(call: Call) -> Any:
 
 def add(call: Call) -> Any:
     """A sum, difference, maximum or minimum: its two arguments share their scale."""
-    for value, other in _both_ways(call):
+    pair = (call["self"], call["other"])
+    for value, other in (pair, pair[::-1]):
         if isinstance(value, Parameter) and isinstance(other, Activation):
             return layer_rules.added(call, other, value)
         if isinstance(value, (int, float, complex)):
             if not _has_no_scale(value):
                 call.pin(other, f"{call.label} with a constant")
             return call.result(call.ids(other))
-    first, second = call.ids(call["self"]), call.ids(call["other"])
+    first, second = map(call.ids, pair)
     call.channels.join(first, second, f"shares its scale with a pinned one, through {call.label}")
     return call.result(torch.broadcast_tensors(first, second)[0])
 
@@ -62,19 +63,19 @@ def copied(call: Call) -> Any:
 
 def multiply(call: Call) -> Any:
     """A product has the scale of one factor where no scale touches the other; a parameter is a gain."""
-    for value, other in _both_ways(call):
+    pair = (call["self"], call["other"])
+    for value, other in (pair, pair[::-1]):
         is_number = isinstance(value, (int, float, complex))
-        is_mask = isinstance(value, Activation) and call.channels.is_pinned(value.channels)
+        is_mask = isinstance(value, Activation) and not call.channels.find(value.channels).any()
         if isinstance(other, Parameter) and call.shape == other.shape and (is_number or is_mask):
             return other  # as pruned weights
         if is_number:
             return call.result(call.ids(other))
         if isinstance(value, Parameter) and isinstance(other, Activation):
             return layer_rules.gain(call, other, value)
-    factors = (call["self"], call["other"])
-    if any(isinstance(value, Parameter) for value in factors):  # the product of two parameters
+    if isinstance(pair[0], Parameter):  # and so the other one
         return call.pin_all()
-    first, second = torch.broadcast_tensors(*(call.channels.find(value.channels) for value in factors))
+    first, second = torch.broadcast_tensors(*(call.channels.find(value.channels) for value in pair))
     free = (first != 0) & (second != 0)
     for ids in (first[free], second[free]):
         call.channels.pin(ids, f"multiplied by another activation: {call.label}")
@@ -180,11 +181,6 @@ def glu(call: Call) -> Any:
     return call.result(value)
 
 
-def _both_ways(call: Call) -> list[tuple[Value, Value]]:
-    first, second = call["self"], call["other"]
-    return [(first, second), (second, first)]
-
-
 def _has_no_scale(value: Value) -> bool:
     return isinstance(value, (int, float)) and (value == 0 or math.isinf(value))
 
@@ -232,6 +228,3 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
 
 #: Operation → rule, by the operation's name without overload and in-place underscore; any other is `Call.pin_all`.
 RULES = {name: rule for rule, names in _GROUPS.items() for name in names.split()}
-
-_misspelt = [name for name in RULES if not (hasattr(torch.ops.aten, name) or hasattr(torch.ops.aten, f"{name}_"))]
-assert not _misspelt, f"adiv_optim.gauge has rules for operations that torch {torch.__version__} lacks: {_misspelt}"

@@ -43,9 +43,9 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     exchanges them. Rows and columns of zeros have scale 1. A convolution kernel is a matrix of channels with all
     positions of a channel pair in one place, one matrix per group (Eqs. 21 and 22).
 
-    A matrix without zeros takes one pass: subtract row and column means from log|W|. One with zeros takes the log least
-    squares problem that alternating passes would converge to, which is that of `network_scales` for this matrix alone.
-    float16 and bfloat16 are computed in float32. The result carries no autograd graph.
+    Without zeros row and column means are subtracted from log|W|; with zeros it is the least squares problem of
+    `network_scales` for this matrix alone. float16 and bfloat16 are computed in float32. The result carries no autograd
+    graph.
 
     Args:
         weight: W, real or complex, shape (…, out, in / groups, *k) with `kernel_dims` dimensions in k. Leading
@@ -82,7 +82,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     logs = blocks.abs().log_()
     row_logs, column_logs = _one_pass(logs)
     limit = -math.log(torch.finfo(weight.dtype).tiny)
-    if not _within(limit, row_logs, column_logs):
+    if not _is_within(limit, row_logs, column_logs):
         # A zero, NaN or inf anywhere in a matrix is in every one of its means.
         if not all(_device.read(logs.amax() < math.inf)):
             bad = ~weight.isfinite()
@@ -94,7 +94,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
                 "gradients are not finite."
             )
         row_logs, column_logs = _around_zeros(blocks, row_logs, column_logs)
-        if not _within(limit, row_logs, column_logs):
+        if not _is_within(limit, row_logs, column_logs):
             largest = max(row_logs.abs().max().item(), column_logs.abs().max().item())
             raise ValueError(
                 f"rz_scaling: a scale of this weight of shape {tuple(weight.shape)} is exp(±{largest:.1f}), out of "
@@ -142,7 +142,7 @@ def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
     return rows - half, columns - half
 
 
-def _within(limit: float, *logs: Tensor) -> bool:
+def _is_within(limit: float, *logs: Tensor) -> bool:
     """Whether all log-scales are at most as large as a limit."""
     # NaN compares as not within.
     return all(_device.read(*((part.abs() <= limit).all() for part in logs)))
@@ -154,14 +154,14 @@ def _around_zeros(blocks: Tensor, row_logs: Tensor, column_logs: Tensor) -> tupl
     They are the network gauge of a network that has these blocks alone, between inputs and outputs that are free.
     """
     rows, columns = row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
-    holed = ~(rows.isfinite().all(-1) & columns.isfinite().all(-1))
-    if not holed.any():
+    has_zeros = ~(rows.isfinite().all(-1) & columns.isfinite().all(-1))
+    if not has_zeros.any():
         return row_logs, column_logs  # there are none: scales out of range
-    weight = blocks.flatten(0, -4)[holed].abs().double()
+    weight = blocks.flatten(0, -4)[has_zeros].abs().double()
     members, m, n, _ = weight.shape
     outputs, inputs = torch.arange(1, members * (m + n) + 1, device="cpu").split([members * m, members * n])
     entry = Entry(tuple(weight.shape), outputs.view(-1, m, 1, 1), inputs.view(-1, 1, n, 1), counted=True)
     graph = ChannelGraph(free=members * (m + n), nodes=(), parameters={"weight": entry}, buffers={})
     scales = network_scales(graph, {"weight": weight}, fan_in=False).to(rows)
-    rows[holed], columns[holed] = scales[: members * m].view(-1, m), -scales[members * m :].view(-1, n)
+    rows[has_zeros], columns[has_zeros] = scales[: members * m].view(-1, m), -scales[members * m :].view(-1, n)
     return rows.view(row_logs.shape), columns.view(column_logs.shape)

@@ -3,7 +3,7 @@
 import itertools
 import operator
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +31,9 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     are pinned to 0 at the model's inputs and outputs and wherever a function is not homogeneous: ReLU6, sigmoid, tanh,
     GELU, SiLU, softmax, the input of LayerNorm, RMSNorm and GroupNorm. The input of BatchNorm and InstanceNorm is free
     (exactly with a negligible eps only), and a normaliser's γ makes a new channel of each
-    of its elements. In attention queries and keys are pinned and the values pass. Both uses of a tied weight must move
-    it alike, else its channels are pinned. An operation without a rule pins all that it touches; the graph names it.
+    of its elements. In attention queries and keys are pinned and the values pass. All uses of a tied weight move it
+    alike, and share scales as far as that takes. An operation without a rule pins all that it touches; the graph names
+    it.
 
     Args:
         model: any module that torch.export can trace, in the mode (training or evaluation) that it will be used in. It
@@ -107,9 +108,8 @@ def _inputs(program: Any, names: dict[str, str]) -> list[Any]:
         elif spec.kind is InputKind.PARAMETER:
             base = torch.empty(fake.shape, device="meta")
             values.append(Parameter(names[spec.target], base, base))
-        else:
-            is_buffer = spec.kind is InputKind.BUFFER
-            values.append(Activation.constant(fake.shape, names.get(spec.target, spec.target) if is_buffer else ""))
+        else:  # a buffer, or a tensor without a name
+            values.append(Activation.constant(fake.shape, names.get(spec.target, "")))
     return values
 
 
@@ -169,15 +169,12 @@ def _graph(channels: Channels, order: list[str]) -> ChannelGraph:
     """Number the components that parameters live on, and write every use in those numbers."""
     uses = [*channels.parameters.values(), *channels.buffers.values()]
     ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in uses}
-
-    def has_end(uses: Iterable[Entry]) -> Tensor:
-        """Say of every channel whether one of some uses has it, or it is the pinned one."""
-        found = torch.zeros(channels.count, dtype=torch.bool)
-        for ids in itertools.chain([torch.tensor(PINNED)], *(ends[use] for use in uses)):
-            found[ids] = True
-        return found
-
-    used, measured = has_end(uses), has_end(use for use in uses if use.counted)
+    used, measured = torch.zeros(2, channels.count, dtype=torch.bool)
+    used[PINNED] = measured[PINNED] = True
+    for use, indices in ends.items():
+        for ids in indices:
+            used[ids] = True
+            measured[ids] |= use.counted
     numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
     def entry(use: Entry) -> Entry:

@@ -42,7 +42,7 @@ class ChannelScales(Watching):
         #: Where the parameters were when it was last looked which of them share memory; and why those are plain.
         self._addresses, self._overlaps = list[Any](), dict[int, str]()
         self.measurements = 0
-        self._log_scales: Tensor | None = None
+        self._log_scales = torch.zeros(graph.free, dtype=torch.float64, device="cpu")
         self._factors: dict[str, Factors] = {}
 
     def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -80,16 +80,11 @@ class ChannelScales(Watching):
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def coverage(self) -> Coverage:
-        treated, skipped = {}, {}
         how = self.gauge.treats(self.graph)
-        for name, parameter in self.model.named_parameters():
-            if self.parameters.get(name) is not parameter:
-                continue  # it took the place of one that was traced
-            if why := self._why_plain(name, parameter, how):
-                skipped[name] = why
-            else:
-                treated[name] = how[name]
-        return Coverage(treated, skipped)
+        # Others took the place of those that were traced.
+        parameters = [(name, p) for name, p in self.model.named_parameters() if self.parameters.get(name) is p]
+        skipped = {name: why for name, p in parameters if (why := self._why_plain(name, p, how))}
+        return Coverage({name: how[name] for name, _ in parameters if name not in skipped}, skipped)
 
     def _why_plain(self, name: str, parameter: nn.Parameter, how: Collection[str]) -> str:
         if not parameter.requires_grad:
@@ -105,7 +100,7 @@ class ChannelScales(Watching):
         return "not used by the traced call" if name in self.graph.outside else "not in the graph"
 
     def metrics(self) -> dict[str, float]:
-        if self._log_scales is None:
+        if not (self.measurements or self._factors):
             return {}
         metrics = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
         if self.graph.free:
@@ -114,33 +109,28 @@ class ChannelScales(Watching):
 
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
         # The scales in use, and the log-scales that the next ones are near.
-        device = next(iter(self.parameters.values())).device
-        none = torch.zeros(self.graph.free, dtype=_device.widest_dtype(device), device=_device.with_float64(device))
-        scales = none if self._log_scales is None else self._log_scales
-        factors = self._factors or self.gauge.factors(self.graph, self.parameters, scales)
-        every, remembered = torch.cat([scales.new_zeros(1), scales]), dict[Tensor, dict[str, Any]]()
+        factors = self._factors or self.gauge.factors(self.graph, self.parameters, self._log_scales)
+        with_pinned = torch.cat([self._log_scales.new_zeros(1), self._log_scales])
+        remembered: dict[Tensor, dict[str, Any]] = {}
         for name, (_, d, e) in factors.items():
-            plus, minus = (every[index] for index in self._ends(name, every))
+            plus, minus = (with_pinned[index] for index in self._ends(name))
             remembered[self.parameters[name]] = {"d": d, "e": e, "plus": plus, "minus": minus}
         return remembered
 
-    def _ends(self, name: str, scales: Tensor) -> list[Tensor]:
+    def _ends(self, name: str) -> list[Tensor]:
         """Return the channels of a parameter's rows and columns."""
         entry = self.graph.parameters[name]
-        return [index.to(scales.device) for index in (entry.plus, entry.minus)]
+        return [index.to(self._log_scales.device) for index in (entry.plus, entry.minus)]
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
-        self._factors, self._log_scales = {}, None
-        for parameter, entries in remembered.items():
+        with_pinned = self._log_scales.new_zeros(self.graph.free + 1)
+        self._factors, self._log_scales = {}, with_pinned[1:]
+        for name, parameter in self.parameters.items():
+            entries = remembered.get(parameter, {})
             if "d" not in entries:
                 continue
-            name = names[parameter]
-            if self._log_scales is None:
-                every = entries["plus"].new_zeros(self.graph.free + 1)
-                self._log_scales = every[1:]
-            for index, end in zip(self._ends(name, every), ("plus", "minus"), strict=True):
-                every[index] = entries[end]
+            for index, end in zip(self._ends(name), ("plus", "minus"), strict=True):
+                with_pinned[index] = entries[end].to(with_pinned)
             shape = self.graph.parameters[name].shape
             self._factors[name] = Factors(shape, entries["d"].clone(), entries["e"].clone())
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import BatchIdeal, Proportional, UnitConsistent, attach, gauge
+from adiv_optim.gauge.rules import RULES
 from adiv_optim.rows.layers import Corrected
 from tests.helpers.cases import relative_error
 from tests.helpers.gauge_models import MODELS, mlp
@@ -144,6 +145,10 @@ def check(model, x, free):
     gauge.apply_gauge(model, graph, gauge.random_gauge(graph, SIGMA))
     assert relative_error(model(x), before) <= EXACT
     return graph
+
+
+def test_rules_are_for_operations_that_torch_has():
+    assert not [name for name in RULES if not hasattr(torch.ops.aten, name)]
 
 
 @pytest.mark.parametrize("function", PASS.values(), ids=PASS)
