@@ -104,12 +104,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 class CostOptions(Options):
     """Options of this study."""
 
-    rows: tuple[int, ...] = (100, 300, 1000, 3000)
-    """residuals of a step"""
-    widths: tuple[int, ...] = (20, 70, 220)
-    """of the network: 921, 10,221 and 98,121 parameters"""
-    rounds: int = 15
-    """of each size; a third of them where J has ten million numbers or more"""
+    rows: tuple[int, ...] = (100, 300, 1000, 3000)  # residuals of a step
+    widths: tuple[int, ...] = (20, 70, 220)  # of the network: 921, 10,221 and 98,121 parameters
+    rounds: int = 15  # of each size; a third of them where J has ten million numbers or more
 
 
 def _run(options: CostOptions, store: Store) -> None:

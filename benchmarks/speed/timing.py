@@ -27,20 +27,13 @@ MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
 class SpeedOptions(Options):
     """Options of this study, and how jobs are created and run."""
 
-    data: str = "fake"
-    """data set of the trainer comparison"""
-    only: tuple[str, ...] = ()
-    """these measurements; all by default"""
-    device: str = DEVICE
-    """cpu or cuda"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of forward passes, by autocast"""
-    mode: Literal["eager", "compiled", "graphs"] = "eager"
-    """how forward passes of linear layers and language models are run"""
-    preset: str = "small"
-    """size of the language models"""
-    rounds: int | None = None
-    """of every timing at most, to see that it runs"""
+    data: str = "fake"  # data set of the trainer comparison
+    only: tuple[str, ...] = ()  # these measurements; all by default
+    device: str = DEVICE  # cpu or cuda
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of forward passes, by autocast
+    mode: Literal["eager", "compiled", "graphs"] = "eager"  # of forward passes of linear layers and language models
+    preset: str = "small"  # size of the language models
+    rounds: int | None = None  # of every timing at most, to see that it runs
 
 
 _options = [SpeedOptions()]

@@ -208,11 +208,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 class StreamOptions(Compared):
     """Options of this study; a run has as many rows as steps."""
 
-    steps: int = 1500
-    arms: tuple[str, ...] = tuple(ARMS)
-    """that are compared"""
-    signals: tuple[str, ...] = tuple(SIGNALS)
-    """that they learn"""
+    arms: tuple[str, ...] = tuple(ARMS)  # that are compared
+    signals: tuple[str, ...] = tuple(SIGNALS)  # that they learn
 
 
 def time_per_step(arms: Sequence[str]) -> dict[str, float]:
@@ -248,7 +245,8 @@ def _run(options: StreamOptions, store: Store) -> None:
 
 STUDIES = {
     "streams": Study(
-        "one row a step: gradient-only rules, structural remedies and bounded steps", _run, report, StreamOptions(),
+        "one row a step: gradient-only rules, structural remedies and bounded steps", _run, report,
+        StreamOptions(steps=1500),
         makes=[Recipe(0.25)], smoke="--trials 1 --seeds 2 --steps 8 --signals echo --arms sgd proportional",
         page="docs/results/streams.md",
     )
