@@ -260,7 +260,6 @@ class Solver(Problem):
         return Batch(inside, given, self.equation.solution(given), sides[is_slope], along[is_slope])
 
     def model(self) -> nn.Module:
-        """Draw the network, or random features."""
         torch.manual_seed(self.run.seed)
         depth = 1 if self.run.optimizer == "random-features" else 3
         widths = (self.test.shape[-1], *[self.run.hidden] * depth, self.truth.shape[-1])

@@ -57,7 +57,6 @@ class Friedman(Problem):
         self.train, self.test = points(run.data_set, run.points, run.seed)
 
     def model(self) -> nn.Module:
-        """Draw the network by Xavier's initialisation."""
         torch.manual_seed(self.run.seed)
         width = 32 if self.run.points <= BATCH else 64
         model = nn.Sequential(*perceptron((self.train[0].shape[1], width, width, 1), activation=nn.Tanh)).double()
@@ -74,7 +73,6 @@ class Friedman(Problem):
         return x[drawn], y[drawn]
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
-        """The mean squared error."""
         x, y = self.batch()
         return F.mse_loss(model(x), y)
 
