@@ -155,16 +155,13 @@ def trials(run: ImageRun, options: TunedOptions) -> list[ImageRun]:
     without one leaves unused.
     """
     points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(options.trials, dtype=torch.float64)
-    return [_at(run, *point) for point in points.tolist()]
-
-
-def _at(run: ImageRun, u: float, v: float, w: float) -> ImageRun:
-    """The trial at a point of the unit cube."""
-    (low, high), lowest = SHRINK, run.lr / RATE_FACTOR
-    rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
-    decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
-    damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
-    return trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping)
+    (low, high), lowest, found = SHRINK, run.lr / RATE_FACTOR, []
+    for u, v, w in points.tolist():
+        rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
+        decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
+        damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
+        found.append(trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping))
+    return found
 
 
 def best_optimizer(store: Store, method: str | None, activation: str) -> str:

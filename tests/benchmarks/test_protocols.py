@@ -15,7 +15,6 @@ from benchmarks.core.tables import grouped
 from benchmarks.data import Dataset, load
 from benchmarks.ensemble import epoch_orders, train
 from benchmarks.grids import OF_PAPER
-from benchmarks.methods import METHODS
 from benchmarks.problems import isometry
 from benchmarks.problems.images import DEPARTURES, ImageRun, build_model, depart
 from benchmarks.studies import isometry_training
@@ -153,18 +152,6 @@ def test_benchmark_trains_the_papers_networks(study, tmp_path):
     assert {method for method, *_ in some} == set(methods)
     for run in some.values():
         assert difference(run, 192 if study.startswith("cnn") else 12) <= 1e-9, run
-
-
-def test_planted_deviations_from_the_papers_are_noticed(tmp_path, monkeypatch):
-    runs = {run.method: short(run) for run in planned("table1", tmp_path=tmp_path)}
-    monkeypatch.setitem(METHODS, "l2norm-half", replace(METHODS["l2norm-half"], lr_factor=0.9))
-    assert difference(runs["l2norm-half"], 12) > 1e-6
-    later = replace(
-        METHODS["layernorm"],
-        normalizer=lambda s: nn.Identity() if s == (12,) else nn.LayerNorm(s, elementwise_affine=False),
-    )
-    monkeypatch.setitem(METHODS, "layernorm", later)
-    assert difference(runs["layernorm"], 12) > 1e-6
 
 
 #: Study → hidden layers, activations, batch sizes, as the papers have them.
