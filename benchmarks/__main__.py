@@ -24,12 +24,9 @@ TABLES = Path("docs/results/tables")
 class ReportOptions(Options):
     """Options of `report`."""
 
-    pages: tuple[Path, ...] | None = None
-    """also fill the results sections of these pages, or of all that show any, if none is named"""
-    tables: Path | None = None
-    """folder of the whole tables as CSV; docs/results/tables with --pages, else beside the results"""
-    figures: Path | None = None
-    """folder of the figures; beside the results by default"""
+    pages: tuple[Path, ...] | None = None  # also fill the results sections of these pages, of all if none is named
+    tables: Path | None = None  # folder of whole tables as CSV; docs/results/tables with --pages, else by the results
+    figures: Path | None = None  # folder of the figures; beside the results by default
 
 
 #: Commands that are no study: what each does, and its options.

@@ -28,14 +28,10 @@ TESTS = [
 class GpuOptions(Options):
     """Options of `gpu`."""
 
-    minutes: float = 8.0
-    """stop after so many"""
-    device: Literal["cuda", "cpu"] = "cuda" if DEVICE == "cuda" else "cpu"
-    """cpu is for a trial, with everything small"""
-    text: str = DEFAULT
-    """a file of text for the language model"""
-    images: str = "cifar10"
-    """data of Table 1; digits in a trial"""
+    minutes: float = 8.0  # stop after so many
+    device: Literal["cuda", "cpu"] = "cuda" if DEVICE == "cuda" else "cpu"  # cpu is for a trial, with everything small
+    text: str = DEFAULT  # a file of text for the language model
+    images: str = "cifar10"  # data of Table 1; digits in a trial
 
 
 def commands(options: GpuOptions) -> list[list[str]]:

@@ -38,40 +38,24 @@ ALL_HAVE = ("sgd", "momentum", "adam", "muon")
 class GridOptions(Training):
     """Options in place of a grid's own settings, which its study has by default."""
 
-    data: str | None = None
-    """digits, cifar10, fake or imagefolder:PATH"""
-    methods: tuple[str, ...] | None = None
-    """any of benchmarks/methods.py for images"""
-    activations: tuple[str, ...] | None = None
-    """tanh, leaky-relu, identity"""
-    optimizers: tuple[str, ...] | None = None
-    """adam, sgd, momentum, muon, soap"""
-    epochs: int | None = None
-    """passes over the training set"""
-    seeds: int | None = None
-    """how many; seed k is k"""
-    batch_size: tuple[int, ...] | None = None
-    """samples in a step"""
-    lr: tuple[float, ...] | None = None
-    """learning rate, before a method's own factor"""
-    schedule: str | None = None
-    """of the rate: constant, cosine"""
-    hidden: tuple[int, ...] | None = None
-    """widths of hidden layers, or channels"""
-    network: str | None = None
-    """mlp, residual, cnn-pool or cnn"""
-    rescaled: tuple[float, ...] | None = None
-    """rescale hidden units at random, by this deviation"""
+    data: str | None = None  # digits, cifar10, fake or imagefolder:PATH
+    methods: tuple[str, ...] | None = None  # any of benchmarks/methods.py for images
+    activations: tuple[str, ...] | None = None  # tanh, leaky-relu, identity
+    optimizers: tuple[str, ...] | None = None  # adam, sgd, momentum, muon, soap
+    epochs: int | None = None  # passes over the training set
+    seeds: int | None = None  # how many; seed k is k
+    batch_size: tuple[int, ...] | None = None  # samples in a step
+    lr: tuple[float, ...] | None = None  # learning rate, before a method's own factor
+    schedule: str | None = None  # of the rate: constant, cosine
+    hidden: tuple[int, ...] | None = None  # widths of hidden layers, or channels
+    network: str | None = None  # mlp, residual, cnn-pool or cnn
+    rescaled: tuple[float, ...] | None = None  # rescale hidden units at random, by this deviation
+    # from the protocol: none, centred, standardised, bytes, jpeg, xavier, he, zero-bias, no-bias
     departure: tuple[str, ...] | None = None
-    """from the protocol: none, centred, standardised, bytes, jpeg, xavier, he, zero-bias, no-bias"""
-    damping: float | None = None
-    """of methods that have one, in place of their own"""
-    device: str = DEVICE
-    """where to train: cpu, cuda, cuda:1, …"""
-    estimate: bool = False
-    """only say how long what is not there takes"""
-    preset: str | None = None
-    """how long: paper, as in the paper, which is the default, or reduced"""
+    damping: float | None = None  # of methods that have one, in place of their own
+    device: str = DEVICE  # where to train: cpu, cuda, cuda:1, …
+    estimate: bool = False  # only say how long what is not there takes
+    preset: str | None = None  # how long: paper, as in the paper, which is the default, or reduced
 
     def given(self) -> dict[str, Any]:
         """The settings that a command names, by the names of `ImageRun`."""
@@ -150,10 +134,8 @@ DAMPING = (0.1, 0.3, 1.0, 3.0)
 class TunedOptions(GridOptions):
     """Options of searches."""
 
-    search_epochs: int = 3
-    """passes over the training set of runs that choose rates"""
-    trials: int = 8
-    """how many choose rate, weight decay and damping together, in studies that have trials"""
+    search_epochs: int = 3  # passes over the training set of runs that choose rates
+    trials: int = 8  # how many choose rate, weight decay and damping together, in studies that have trials
 
 
 def trial(run: ImageRun, **settings: Any) -> ImageRun:
@@ -173,16 +155,13 @@ def trials(run: ImageRun, options: TunedOptions) -> list[ImageRun]:
     without one leaves unused.
     """
     points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(options.trials, dtype=torch.float64)
-    return [_at(run, *point) for point in points.tolist()]
-
-
-def _at(run: ImageRun, u: float, v: float, w: float) -> ImageRun:
-    """The trial at a point of the unit cube."""
-    (low, high), lowest = SHRINK, run.lr / RATE_FACTOR
-    rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
-    decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
-    damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
-    return trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping)
+    (low, high), lowest, found = SHRINK, run.lr / RATE_FACTOR, []
+    for u, v, w in points.tolist():
+        rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
+        decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
+        damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
+        found.append(trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping))
+    return found
 
 
 def best_optimizer(store: Store, method: str | None, activation: str) -> str:

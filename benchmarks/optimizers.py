@@ -50,7 +50,6 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Evaluate the closure if there is one, then take a step."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:
@@ -92,7 +91,6 @@ class SelfScaledBFGS(Optimizer):
         self.is_first, self.converged, self.known = True, False, dict[bytes, tuple[float, Any]]()
 
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """Take a step on a loss whose points stay."""
         x = parameters_to_vector(self.parameters).detach().numpy().copy()
 
         def evaluate(at: Any) -> tuple[float, Any]:
@@ -146,7 +144,6 @@ class AdamThenLBFGS(Optimizer):
         self.lbfgs = lbfgs(parameters, tolerance_grad=0, tolerance_change=0)
 
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """Take a step on a loss whose points stay."""
         self.left -= 1
         return (self.adam if self.left >= 0 else self.lbfgs).step(closure)
 
@@ -170,7 +167,6 @@ class SPRING(Optimizer):
 
     @torch.no_grad()
     def step(self, terms: Any) -> None:  # type: ignore[override]
-        """Take a step on a loss given by its terms."""
         (group,) = self.param_groups
         r, jacobian = linearized(self.model, terms)
         shifted = jacobian @ jacobian.mT
@@ -181,7 +177,7 @@ class SPRING(Optimizer):
         self.phi += torch.nan if failed else jacobian.mT @ torch.cholesky_solve(right, factor)[:, 0]
         self.steps += 1
         length = group["lr"] / (1 - group["momentum"] ** (2 * self.steps)) ** 0.5
-        add_vector(self.model, -length * self.phi)
+        vector_to_parameters(parameters_to_vector(group["params"]) - length * self.phi, group["params"])
 
 
 class LeastSquares(Optimizer):
@@ -195,17 +191,18 @@ class LeastSquares(Optimizer):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__([p for p in model.parameters() if p.requires_grad], {})
+        super().__init__(trained(model).values(), {})
         self.model, self.damped, self.converged = model, GaussNewton(model), False
 
     @torch.no_grad()
     def step(self, terms: Any) -> None:  # type: ignore[override]
         """Take a step on a loss given by its terms, whose points stay."""
-        start = parameters_to_vector(trained(self.model).values())
+        weights = trained(self.model)
+        start = parameters_to_vector(weights.values())
         r, jacobian = linearized(self.model, terms)
-        whole = start - torch.linalg.lstsq(jacobian, r[:, None]).solution[:, 0]
-        if not residuals(self.model, terms, whole).norm() < r.norm() / 2:
-            vector_to_parameters(start, trained(self.model).values())
+        vector_to_parameters(start - torch.linalg.lstsq(jacobian, r[:, None]).solution[:, 0], weights.values())
+        if not Terms(self.model, terms, "step").evaluate(weights).norm() < r.norm() / 2:
+            vector_to_parameters(start, weights.values())
             self.damped.step(terms)
             self.converged = self.damped.metrics()["alpha"] == 0
 
@@ -219,18 +216,6 @@ def linearized(model: nn.Module, terms: Any) -> tuple[Tensor, Tensor]:
     """Residuals of a loss and their Jacobian."""
     every, parameters = Terms(model, terms, "step"), {n: p.detach() for n, p in trained(model).items()}
     return every.evaluate(parameters), every.jacobian(parameters, None)
-
-
-def residuals(model: nn.Module, terms: Any, at: Tensor) -> Tensor:
-    """Residuals of a loss where its parameters, which are changed, are as in a vector."""
-    vector_to_parameters(at, trained(model).values())
-    return Terms(model, terms, "step").evaluate(trained(model))
-
-
-def add_vector(model: nn.Module, change: Tensor) -> None:
-    """Add to the parameters that are trained."""
-    parameters = list(trained(model).values())
-    vector_to_parameters(parameters_to_vector(parameters) + change, parameters)
 
 
 def _without(parameters: Iterable[Tensor], some: Iterable[Tensor]) -> list[Tensor]:
@@ -346,19 +331,15 @@ def matrices(model: GPT) -> list[Tensor]:
 def _for_matrices(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
     """An optimizer of the matrices, and AdamW for the rest."""
     first = kind(matrices(model), lr=run.lr, weight_decay=run.weight_decay, **options)
-    return [first, _rest(model, matrices(model), run)]
+    return [first, _adamw(model, run, REST_LR, matrices(model))]
 
 
-def _rest(model: GPT, treated: Iterable[Tensor], run: Any) -> AdamW:
-    """AdamW for what another optimizer leaves."""
-    return _adamw(model, _without(model.parameters(), treated), run, REST_LR)
-
-
-def _adamw(model: GPT, parameters: Iterable[Tensor], run: Any, lr: float) -> AdamW:
-    """AdamW, and the embeddings at a rate of their own where the run has one."""
+def _adamw(model: GPT, run: Any, lr: float, treated: Iterable[Tensor] = ()) -> AdamW:
+    """AdamW for what another optimizer leaves, and the embeddings at a rate of their own where the run has one."""
     embeddings = {id(embedding.weight) for embedding in (model.token_embedding, model.position_embedding)}
     own = lr if run.embedding_lr is None else run.embedding_lr
-    groups = grouped(parameters, lambda parameter: own if id(parameter) in embeddings else lr)
+    left = _without(model.parameters(), treated)
+    groups = grouped(left, lambda parameter: own if id(parameter) in embeddings else lr)
     return AdamW([{"params": each, "lr": rate} for rate, each in groups.items()], weight_decay=run.weight_decay)
 
 
@@ -372,7 +353,10 @@ def _kfac(model: GPT, run: Any) -> list[Optimizer]:
     inside = [parameter for layer in _layers(model) for parameter in layer.parameters()]
     options = {"kfac_like": True, "alpha1": 0.0, "loss_average": "batch+sequence", "normalize_lr_cov": True}
     kind = peer("SINGD", "singd", "singd.optim.optimizer")
-    return [kind(model, inside, lr=run.lr, weight_decay=run.weight_decay, **options), _rest(model, inside, run)]
+    return [
+        kind(model, inside, lr=run.lr, weight_decay=run.weight_decay, **options),
+        _adamw(model, run, REST_LR, inside),
+    ]
 
 
 def _of_all(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
@@ -381,7 +365,7 @@ def _of_all(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any
 
 #: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
 OF_LANGUAGE: dict[str, Callable[[GPT, Any], list[Optimizer]]] = {
-    "adamw": lambda model, run: [_adamw(model, model.parameters(), run, run.lr)],
+    "adamw": lambda model, run: [_adamw(model, run, run.lr)],
     "sgd": lambda model, run: _of_all(model, run, SGD, momentum=0.9),
     # Updates of AdamW's size: so the rates of one grid mean much the same for both.
     "muon": lambda model, run: _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw"),

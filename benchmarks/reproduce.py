@@ -16,14 +16,10 @@ from .core.tables import markdown
 class ReproduceOptions(Options):
     """Options of `reproduce`."""
 
-    names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """of --list; committed: all that have results"""
-    list: bool = False
-    """what there is, and how long each takes"""
-    data: str = "cifar10"
-    """the images: cifar10, or imagefolder:PATH"""
-    text: str = "data/tinyshakespeare.txt"
-    """the text of the language models"""
+    names: tyro.conf.Positional[tuple[str, ...]] = ()  # of --list; committed: all that have results
+    list: bool = False  # what there is, and how long each takes
+    data: str = "cifar10"  # the images: cifar10, or imagefolder:PATH
+    text: str = "data/tinyshakespeare.txt"  # the text of the language models
 
 
 def run(options: ReproduceOptions, main: Callable[[list[str]], int], committed: Path) -> int:

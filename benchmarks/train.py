@@ -112,6 +112,13 @@ def perceptron(
     return layers
 
 
+def xavier(model: nn.Module) -> nn.Module:
+    """Draw weights by Xavier's initialisation, and set biases to 0."""
+    for parameter in model.parameters():
+        nn.init.xavier_normal_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
+    return model
+
+
 def carried(
     model: nn.Module, x: Tensor, weights: Sequence[float], count: Callable[[nn.Module, Tensor], None] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:

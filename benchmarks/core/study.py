@@ -22,36 +22,27 @@ COUNTS = ("steps", "trials", "crops", "rounds", "minutes", "width", "seeds", "ep
 class Options:
     """What every command has."""
 
-    name: str = ""
-    """of the file of results and of the table"""
-    out: Path = Path("runs")
-    """folder of the result files"""
-    threads: int | None = None
-    """CPU threads; torch's choice by default"""
-    method_file: Path | None = None
-    """a Python file whose METHODS are known beside the others"""
+    name: str = ""  # of the file of results and of the table
+    out: Path = Path("runs")  # folder of the result files
+    threads: int | None = None  # CPU threads; torch's choice by default
+    method_file: Path | None = None  # a Python file whose METHODS are known beside the others
 
 
 @dataclass
 class Training(Options):
     """What every study has that trains."""
 
-    download: bool = False
-    """fetch CIFAR-10 or tinyshakespeare into ./data"""
-    log: Literal["tensorboard"] | None = None
-    """also write losses while they train, to OUT/NAME.tensorboard"""
+    download: bool = False  # fetch CIFAR-10 or tinyshakespeare into ./data
+    log: Literal["tensorboard"] | None = None  # also write losses while they train, to OUT/NAME.tensorboard
 
 
 @dataclass
 class Compared(Training):
     """What a study of arms has, which learn the same problems."""
 
-    trials: int = 10
-    """that choose an arm's learning rate and damping, or more until the rate lies inside"""
-    seeds: int = 10
-    """how many; they begin at 1"""
-    steps: int = 500
-    """of every run"""
+    trials: int = 10  # that choose an arm's learning rate and damping, or more until the rate lies inside
+    seeds: int = 10  # how many; they begin at 1
+    steps: int = 500  # of every run
 
 
 Given = TypeVar("Given", bound=Options)

@@ -1,7 +1,6 @@
-"""Comparisons of runs as rows of tables: `claims.csv` has what is claimed, `values.csv` sentences, `calls.csv` calls.
+"""Tables of digests: `claims.csv` has what is claimed, `values.csv` numbers of sentences, `calls.csv` calls.
 
-The column `runs` has settings such as `method=affine-like; activation=tanh`, and `others` those in which the runs
-beside them differ.
+Settings of runs stand there as `method=affine-like; activation=tanh`, and of others those in which these differ.
 """
 
 import csv

@@ -16,11 +16,6 @@ from ..problems.pictures import psnr
 Stores = Mapping[str, Store]
 #: Settings of runs; a set stands for any of its members, and None for a run without the setting.
 Settings = Mapping[str, Any]
-#: Nonlinear equations that rivals have solved too → what pages call them.
-NONLINEAR = {
-    "burgers": "Burgers' equation", "reaction": "reaction equation", "allen-cahn": "Allen and Cahn's equation",
-    "korteweg-de-vries": "Korteweg and de Vries' equation", "kovasznay": "Kovasznay's flow",
-}  # fmt: skip
 #: What runs reached, by problem or seed.
 Sample = Mapping[Any, float]
 
@@ -146,8 +141,3 @@ def timings(stores: Stores, suite: str, pattern: str = "", file: str = "speed") 
     """The rows of a suite of timings in whose names a pattern is found, by name."""
     (rows,) = (r["rows"] for r in stores[file].read() if r["key"] == suite)
     return {row["what"]: row for row in rows if re.search(pattern, row["what"])}
-
-
-def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settings:
-    """The settings of an arm without a normaliser."""
-    return {"norm": "none", "optimizer": optimizer, "method": method, "rows": rows}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from adiv_optim.jacobian import derivatives
 
-from ..train import DERIVATIVES, FieldRun, Problem, carried, kind_of, perceptron
+from ..train import DERIVATIVES, FieldRun, Problem, carried, kind_of, perceptron, xavier
 
 #: Points inside → on the sides.
 POINTS = {300: 60, 600: 100, 1200: 200, 2000: 400}
@@ -260,13 +260,12 @@ class Solver(Problem):
         return Batch(inside, given, self.equation.solution(given), sides[is_slope], along[is_slope])
 
     def model(self) -> nn.Module:
-        """Draw the network, or random features."""
         torch.manual_seed(self.run.seed)
         depth = 1 if self.run.optimizer == "random-features" else 3
         widths = (self.test.shape[-1], *[self.run.hidden] * depth, self.truth.shape[-1])
         model = nn.Sequential(*perceptron(widths, activation=nn.Tanh)).double()
-        for parameter in model.parameters() if self.run.start is None else ():
-            nn.init.xavier_normal_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
+        if self.run.start is None:
+            xavier(model)
         if depth == 1:
             self._draw_features(model[0])
             nn.init.zeros_(list(model.parameters())[2])

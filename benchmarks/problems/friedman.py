@@ -14,7 +14,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from torch import Tensor, nn
 
-from ..train import FieldRun, Problem, kind_of, perceptron
+from ..train import FieldRun, Problem, kind_of, perceptron, xavier
 
 FUNCTIONS = {"friedman1": make_friedman1, "friedman2": make_friedman2, "friedman3": make_friedman3}
 #: A step reads so many points at most, drawn anew; LBFGS reads all of them.
@@ -57,13 +57,10 @@ class Friedman(Problem):
         self.train, self.test = points(run.data_set, run.points, run.seed)
 
     def model(self) -> nn.Module:
-        """Draw the network by Xavier's initialisation."""
         torch.manual_seed(self.run.seed)
         width = 32 if self.run.points <= BATCH else 64
-        model = nn.Sequential(*perceptron((self.train[0].shape[1], width, width, 1), activation=nn.Tanh)).double()
-        for parameter in model.parameters():
-            nn.init.xavier_normal_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
-        return model
+        widths = (self.train[0].shape[1], width, width, 1)
+        return xavier(nn.Sequential(*perceptron(widths, activation=nn.Tanh)).double())
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """Draw the points of the next step, where they are not all."""
@@ -74,7 +71,6 @@ class Friedman(Problem):
         return x[drawn], y[drawn]
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
-        """The mean squared error."""
         x, y = self.batch()
         return F.mse_loss(model(x), y)
 

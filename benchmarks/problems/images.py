@@ -33,7 +33,6 @@ class Skip(nn.Sequential):
     """Its layers one after the other, added to their input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map rows to rows of the same size."""
         return x + super().forward(x)
 
 

@@ -35,7 +35,6 @@ class Sine(nn.Module):
     """SIREN's activation (Sitzmann et al. 2020)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return sin 30x."""
         return torch.sin(OMEGA * x)
 
 
@@ -114,7 +113,6 @@ class FourierFeatures(nn.Module):
         self.register_buffer("projections", math.pi * deviation * torch.randn(2, frequencies))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features of (…, 2) coordinates."""
         angles = x @ self.projections
         return torch.cat([angles.sin(), angles.cos()], -1)
 
@@ -130,7 +128,6 @@ class Fit(Problem):
         self.inputs, self.colours, self.judged = inputs[learned], colours[learned], (inputs[judged], colours[judged])
 
     def model(self) -> nn.Module:
-        """Draw the network."""
         torch.manual_seed(self.run.seed)
         layers, width, frequencies, activation, linear, _ = NETWORKS[self.run.network]
         features = [FourierFeatures(frequencies, self.run.deviation or DEVIATION)] if frequencies else []
@@ -138,7 +135,6 @@ class Fit(Problem):
         return nn.Sequential(*features, *perceptron(widths, self.run.norm, activation, linear))
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
-        """The mean squared error, over all pixels or over some that are drawn."""
         if self.run.batch_size is None:
             return F.mse_loss(model(self.inputs), self.colours)
         rows = torch.randint(len(self.inputs), (self.run.batch_size,), generator=self.generator)

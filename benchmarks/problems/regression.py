@@ -85,13 +85,11 @@ class Regression(Problem):
         self.best = [math.inf, math.inf]
 
     def model(self) -> nn.Module:
-        """Draw the network."""
         torch.manual_seed(self.run.seed)
         widths = [self.train[0].shape[1], *[WIDTH] * (LAYERS - 1), 1]
         return nn.Sequential(*perceptron(widths, self.run.norm if self.run.norm in NORMS else "none"))
 
     def loss(self, model: nn.Module, optimizer: object) -> Tensor:
-        """The mean squared error over rows that are drawn."""
         x, y = self.train
         drawn = torch.randint(len(x), (BATCH,), generator=self.generator)
         return F.mse_loss(model(x[drawn]).squeeze(-1), y[drawn])

@@ -95,7 +95,6 @@ class Operator(nn.Module):
         self.norms = nn.ModuleList(nn.Sequential(*(kind(CHANNELS) for kind in NORMS[norm])) for _ in range(BLOCKS))
 
     def forward(self, u: Tensor) -> Tensor:
-        """Map functions (n, points)."""
         where = torch.linspace(0, 1, u.shape[1] + 1)[:-1].expand_as(u)
         x = self.lift(torch.stack([u, where], -1))
         for place, (modes, beside, norm) in enumerate(zip(self.modes, self.beside, self.norms, strict=True)):
@@ -113,12 +112,10 @@ class Burgers(Problem):
         self.first, self.last = first.split([TRAIN, TEST]), last.split([TRAIN, TEST])
 
     def model(self) -> nn.Module:
-        """Draw the operator."""
         torch.manual_seed(self.run.seed)
         return Operator(self.run.norm, self.run.spectral_rate or 1.0)
 
     def loss(self, model: nn.Module, optimizer: object) -> Tensor:
-        """The relative error of functions that are drawn."""
         drawn = torch.randperm(TRAIN, generator=self.generator)[:BATCH]
         return relative(model(self.first[0][drawn]), self.last[0][drawn])
 
@@ -202,7 +199,6 @@ class Density(Problem):
         return torch.tensor((self.draw(self.generator, count, are_to_test) - self.mean) @ self.map).float()
 
     def model(self) -> nn.Module:
-        """Draw the flow."""
         torch.manual_seed(self.run.seed)
         norm = self.run.norm if self.run.norm in NORMS else "none"
         return RealNVP(len(self.mean), norm, self.run.start)

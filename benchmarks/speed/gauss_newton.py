@@ -20,20 +20,17 @@ from ..core.runs import in_turn, measure
 from ..core.store import Result, Store
 from ..core.study import Options, Recipe, Sections, Study
 from ..core.tables import Cell, Section, Table, exact, machine
-from ..train import perceptron
+from ..train import perceptron, xavier
 
 #: A Jacobian of more numbers is left out: a step with it needs four times its memory.
 LARGEST = 10**8
 PARTS = {"step": "step", "jacobian": "J", "solution": "solution"}
 
 
-def network(width: int) -> nn.Sequential:
+def network(width: int) -> nn.Module:
     """A tanh network of three hidden layers, by Xavier's initialisation."""
     torch.manual_seed(0)
-    model = nn.Sequential(*perceptron((2, width, width, width, 1), activation=nn.Tanh)).double()
-    for parameter in model.parameters():
-        nn.init.xavier_normal_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
-    return model
+    return xavier(nn.Sequential(*perceptron((2, width, width, width, 1), activation=nn.Tanh)).double())
 
 
 def residual(model: nn.Module, x: Tensor) -> Tensor:
@@ -104,12 +101,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 class CostOptions(Options):
     """Options of this study."""
 
-    rows: tuple[int, ...] = (100, 300, 1000, 3000)
-    """residuals of a step"""
-    widths: tuple[int, ...] = (20, 70, 220)
-    """of the network: 921, 10,221 and 98,121 parameters"""
-    rounds: int = 15
-    """of each size; a third of them where J has ten million numbers or more"""
+    rows: tuple[int, ...] = (100, 300, 1000, 3000)  # residuals of a step
+    widths: tuple[int, ...] = (20, 70, 220)  # of the network: 921, 10,221 and 98,121 parameters
+    rounds: int = 15  # of each size; a third of them where J has ten million numbers or more
 
 
 def _run(options: CostOptions, store: Store) -> None:

@@ -21,7 +21,7 @@ from ..core.runs import ten_times
 from ..methods import METHODS
 from ..optimizers import matrices
 from ..problems.images import mlp
-from .timing import asked, autocast, compiled, device
+from .timing import ASKED, autocast, compiled, device
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
@@ -154,7 +154,7 @@ def language_model(
 
     Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
     """
-    size = PRESETS[asked().preset]
+    size = PRESETS[ASKED.get().preset]
     model = GPT(size, 65, norm, embedding_deviation).to(device())
     matrices_only = kind is torch.optim.Muon
     optimizer = kind(matrices(model) if matrices_only else list(model.parameters()), lr=1e-3)

@@ -11,7 +11,7 @@ from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.tables import Cell, Row, Section, Table, exact, machine
 from .suites import SUITES
-from .timing import SpeedOptions, using
+from .timing import ASKED, SpeedOptions
 
 #: What the name of a measurement need not say.
 _USUAL = {"device": "cpu", "dtype": "float32", "mode": "eager", "preset": "small"}
@@ -24,9 +24,9 @@ def _run(options: SpeedOptions, store: Store) -> None:
     other = [value for name, value in how.items() if value != _USUAL[name]]
 
     def measured(name: str) -> Result:
-        with using(options):
-            return {**SUITES[name](options.data), "how": how}
+        return {**SUITES[name](options.data), "how": how}
 
+    ASKED.set(options)
     measure(store, {"-".join([name, *other]): partial(measured, name) for name in options.only or SUITES})
 
 

@@ -29,7 +29,7 @@ from ..problems.pictures import CoordinateRun, Fit
 from ..studies.coordinates import ALL
 from ..train import ten_steps
 from . import jobs
-from .timing import allocator, asked, device, row
+from .timing import ASKED, allocator, device, row
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
@@ -156,7 +156,7 @@ def _language(
     network: str, variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any
 ) -> dict[str, Any]:
     """Batch sizes come with how many rounds there are, and how many of the variants."""
-    rows, size = [], PRESETS[asked().preset]
+    rows, size = [], PRESETS[ASKED.get().preset]
     for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
         kind = getattr(torch.optim, name)
         for variant, wrap in list(variants.items())[:count]:

@@ -6,8 +6,9 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -18,7 +19,6 @@ Run = Callable[[], Any]
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Run]
 
-F = TypeVar("F", bound=Callable[..., Any])
 #: How forward passes are run → the mode of torch.compile; "reduce-overhead" is a CUDA graph.
 MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
 
@@ -27,56 +27,37 @@ MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
 class SpeedOptions(Options):
     """Options of this study, and how jobs are created and run."""
 
-    data: str = "fake"
-    """data set of the trainer comparison"""
-    only: tuple[str, ...] = ()
-    """these measurements; all by default"""
-    device: str = DEVICE
-    """cpu or cuda"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of forward passes, by autocast"""
-    mode: Literal["eager", "compiled", "graphs"] = "eager"
-    """how forward passes of linear layers and language models are run"""
-    preset: str = "small"
-    """size of the language models"""
-    rounds: int | None = None
-    """of every timing at most, to see that it runs"""
+    data: str = "fake"  # data set of the trainer comparison
+    only: tuple[str, ...] = ()  # these measurements; all by default
+    device: str = DEVICE  # cpu or cuda
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of forward passes, by autocast
+    mode: Literal["eager", "compiled", "graphs"] = "eager"  # of forward passes of linear layers and language models
+    preset: str = "small"  # size of the language models
+    rounds: int | None = None  # of every timing at most, to see that it runs
 
 
-_options = [SpeedOptions()]
-
-
-@contextmanager
-def using(options: SpeedOptions) -> Iterator[None]:
-    """Create and run jobs so for a while."""
-    _options.append(options)
-    try:
-        yield
-    finally:
-        _options.pop()
-
-
-def asked() -> SpeedOptions:
-    """How jobs are created and run."""
-    return _options[-1]
+#: How jobs are created and run.
+ASKED = ContextVar[SpeedOptions]("asked")
+ASKED.set(SpeedOptions())
 
 
 def device() -> str:
     """Where everything is timed."""
-    return asked().device
+    return ASKED.get().device
 
 
 def autocast() -> Any:
     """The context of a forward pass."""
-    return torch.autocast(asked().device, torch.bfloat16, enabled=asked().dtype == "bfloat16")
+    return torch.autocast(device(), torch.bfloat16, enabled=ASKED.get().dtype == "bfloat16")
 
 
-def compiled(forward: F) -> F:
+def compiled(forward: Any) -> Any:
     """A forward pass as it is to be run: itself, or compiled."""
-    mode = MODES[asked().mode]
-    if mode is not None:
-        torch.compiler.reset()  # torch compiles one forward eight times and no more
-    return forward if mode is None else torch.compile(forward, mode=mode)  # type: ignore[return-value]
+    mode = MODES[ASKED.get().mode]
+    if mode is None:
+        return forward
+    torch.compiler.reset()  # torch compiles one forward eight times and no more
+    return torch.compile(forward, mode=mode)
 
 
 @contextmanager
@@ -86,12 +67,13 @@ def allocator(keeps: bool) -> Iterator[Executor]:
     glibc does either, after what ran before.
     """
     how = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, how, _set_allocator, (keeps, torch.get_num_threads())) as process:
+    with ProcessPoolExecutor(1, how, _set_up, (keeps, torch.get_num_threads(), ASKED.get())) as process:
         yield process
 
 
-def _set_allocator(keeps: bool, threads: int) -> None:
+def _set_up(keeps: bool, threads: int, asked: SpeedOptions) -> None:
     torch.set_num_threads(threads)
+    ASKED.set(asked)
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # of glibc; its constants are those of malloc.h
         mmap_threshold, trim_threshold = -3, -1
         mallopt(mmap_threshold, 2**25 if keeps else 2**23)
@@ -101,7 +83,7 @@ def _set_allocator(keeps: bool, threads: int) -> None:
 def peak_memory(job: Job) -> int:
     """Bytes allocated at the highest moment of a job's set-up and one run, from the allocator's own events."""
     gc.collect()
-    if asked().device == "cuda":
+    if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         job()()
@@ -130,7 +112,7 @@ def row(what: str, job: Job, plain: Job, rounds: int, runs: tuple[Run, Run] | No
         runs: of both, on the same tensors: where memory happens to lie can cost more than what is measured here.
     """
     run, plain_run = runs or (job(), plain())
-    rounds = min(rounds, asked().rounds or rounds)
+    rounds = min(rounds, ASKED.get().rounds or rounds)
     ratios, milliseconds = in_turn({"plain": plain_run, "job": run}, rounds)
     memory = peak_memory(job) / peak_memory(plain)
     return {"what": what, "time_ratio": ratios["job"], "memory_ratio": memory, "plain_ms": milliseconds}

@@ -70,16 +70,11 @@ def _solve(store: Store, seconds: float) -> None:
 class BenchOptions(Options):
     """Options of this study."""
 
-    steps: int = STEPS
-    """of Adam with the picture; the others have its time"""
-    seconds: float = 6.0
-    """of processor time with the equation, for each way to solve it"""
-    epochs: int | None = None
-    """passes over the digits; those of digits-optimizers by default"""
-    seeds: int = 5
-    """with the digits; they begin at 1"""
-    device: str = DEVICE
-    """where to train: cpu, cuda, cuda:1, …"""
+    steps: int = STEPS  # of Adam with the picture; the others have its time
+    seconds: float = 6.0  # of processor time with the equation, for each way to solve it
+    epochs: int | None = None  # passes over the digits; those of digits-optimizers by default
+    seeds: int = 5  # with the digits; they begin at 1
+    device: str = DEVICE  # where to train: cpu, cuda, cuda:1, …
 
 
 def _run(options: BenchOptions, store: Store) -> None:

@@ -85,14 +85,10 @@ INITIALISATION: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]
 class PictureOptions(Training):
     """Options of these studies."""
 
-    network: str | None = None
-    """this one alone: relu, he, deep, fourier, siren or wide"""
-    trials: int = 10
-    """that choose an arm's learning rate and damping"""
-    crops: int | None = None
-    """this many at most"""
-    steps: int | None = None
-    """in place of each protocol's own"""
+    network: str | None = None  # this one alone: relu, he, deep, fourier, siren or wide
+    trials: int = 10  # that choose an arm's learning rate and damping
+    crops: int | None = None  # this many at most
+    steps: int | None = None  # in place of each protocol's own
 
 
 def _run(

@@ -251,20 +251,13 @@ def counts_first(first: EquationRun, trials: int) -> Search:
 class EquationOptions(Training):
     """Options of this study."""
 
-    equation: str | None = None
-    """this one alone, such as burgers or poisson-5"""
-    optimizer: str | None = None
-    """this one alone, such as gauss-newton or soap"""
-    width: int | None = None
-    """of the network, this one alone: 20 or 50"""
-    trials: int = 10
-    """that choose an arm's points, learning rate and damping"""
-    seeds: int = 5
-    """how many; they begin at 1"""
-    steps: int | None = None
-    """in place of a minute"""
-    varied: bool = False
-    """once the others have been made: points that stay, PyTorch's initialisation, and a second search"""
+    equation: str | None = None  # this one alone, such as burgers or poisson-5
+    optimizer: str | None = None  # this one alone, such as gauss-newton or soap
+    width: int | None = None  # of the network, this one alone: 20 or 50
+    trials: int = 10  # that choose an arm's points, learning rate and damping
+    seeds: int = 5  # how many; they begin at 1
+    steps: int | None = None  # in place of a minute
+    varied: bool = False  # once the others are made: points that stay, PyTorch's initialisation, a second search
 
 
 def _arms(options: EquationOptions) -> list[tuple[Arm, bool]]:

@@ -58,14 +58,10 @@ def prices(store: Store) -> dict[str, dict[str, Any]]:
 class FourierOptions(Training):
     """Options of this study."""
 
-    trials: int = 10
-    """that choose an arm's learning rate and damping"""
-    crops: int = len(SHOWN)
-    """this many at most"""
-    steps: int = STEPS
-    """of bare Adam, whose time each arm has"""
-    rounds: int = 41
-    """that measure the prices of steps"""
+    trials: int = 10  # that choose an arm's learning rate and damping
+    crops: int = len(SHOWN)  # this many at most
+    steps: int = STEPS  # of bare Adam, whose time each arm has
+    rounds: int = 41  # that measure the prices of steps
 
 
 def _run(options: FourierOptions, store: Store) -> None:

@@ -72,14 +72,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 class FriedmanOptions(Training):
     """Options of this study."""
 
-    trials: int = 3
-    """that choose the learning rate of SOAP and Adam"""
-    points: tuple[int, ...] = (1000, 20000)
-    """to learn from"""
-    optimizers: tuple[str, ...] = OPTIMIZERS
-    """that train the network"""
-    steps: int | None = None
-    """in place of seconds"""
+    trials: int = 3  # that choose the learning rate of SOAP and Adam
+    points: tuple[int, ...] = (1000, 20000)  # to learn from
+    optimizers: tuple[str, ...] = OPTIMIZERS  # that train the network
+    steps: int | None = None  # in place of seconds
 
 
 def _run(options: FriedmanOptions, store: Store) -> None:

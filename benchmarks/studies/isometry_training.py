@@ -139,26 +139,19 @@ def correlation(found: Seeds) -> Any:
 class WidthsOptions(Options):
     """Options of both studies."""
 
-    data: str = "cifar10"
-    """digits, cifar10, fake or imagefolder:PATH"""
-    download: bool = False
-    """let torchvision fetch CIFAR-10 into ./data"""
+    data: str = "cifar10"  # digits, cifar10, fake or imagefolder:PATH
+    download: bool = False  # let torchvision fetch CIFAR-10 into ./data
 
 
 @dataclass
 class TrainingOptions(WidthsOptions):
     """Options of isometry-training: the paper has nine epochs, "shallow" networks of ten layers or less, and deeper."""
 
-    activations: tuple[str, ...] = tuple(ACTIVATIONS)
-    """of the networks"""
-    layers: tuple[int, ...] = (10, 20)
-    """hidden layers"""
-    seeds: int = 3
-    """how many; seed k is k"""
-    steps: int = 873
-    """of batches of 512"""
-    width: int = 1000
-    """of the hidden layers"""
+    activations: tuple[str, ...] = tuple(ACTIVATIONS)  # of the networks
+    layers: tuple[int, ...] = (10, 20)  # hidden layers
+    seeds: int = 3  # how many; seed k is k
+    steps: int = 873  # of batches of 512
+    width: int = 1000  # of the hidden layers
 
 
 def _run(options: TrainingOptions, store: Store) -> None:

@@ -86,22 +86,14 @@ _ROWS = [
 class LanguageOptions(TextOptions):
     """Options of these studies."""
 
-    methods: tuple[str, ...] = ()
-    """these, with --norms, --lr and --damping, in place of what the study tries"""
-    norms: tuple[str, ...] = tuple(NORMS)
-    """normalisers of these methods"""
-    lr: tuple[float, ...] = (3e-3,)
-    """peak rates of these"""
-    damping: tuple[float, ...] = (1.0,)
-    """of those that have one"""
-    steps: tuple[int, ...] = (400,)
-    """lengths of the runs"""
-    seeds: int = 3
-    """how many; seed k is k"""
-    tuned_on: int = 0
-    """the seed of trials"""
-    time: bool = False
-    """train nothing; time the methods' steps in turn"""
+    methods: tuple[str, ...] = ()  # these, with --norms, --lr and --damping, in place of what the study tries
+    norms: tuple[str, ...] = tuple(NORMS)  # normalisers of these methods
+    lr: tuple[float, ...] = (3e-3,)  # peak rates of these
+    damping: tuple[float, ...] = (1.0,)  # of those that have one
+    steps: tuple[int, ...] = (400,)  # lengths of the runs
+    seeds: int = 3  # how many; seed k is k
+    tuned_on: int = 0  # the seed of trials
+    time: bool = False  # train nothing; time the methods' steps in turn
 
 
 def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:

@@ -78,12 +78,9 @@ FOLLOWED = IMAGES._replace(
 class MechanismOptions(Training):
     """Options of this study."""
 
-    tuned: Path = Path("runs/digits-tuned.jsonl")
-    """a file of tuned runs, whose settings are followed"""
-    data: str = "digits"
-    """what these runs were trained on"""
-    seeds: int = 3
-    """how many; seed k is k"""
+    tuned: Path = Path("runs/digits-tuned.jsonl")  # a file of tuned runs, whose settings are followed
+    data: str = "digits"  # what these runs were trained on
+    seeds: int = 3  # how many; seed k is k
 
 
 def _run(options: MechanismOptions, store: Store) -> None:

@@ -136,14 +136,10 @@ def _cells(row: Arm, rows: Mapping[Arm, list[Result]], trials: Iterable[Result])
 class NormFreeOptions(TextOptions):
     """Options of these studies."""
 
-    groups: int | None = None
-    """how many groups of rows; all by default"""
-    steps: int = 400
-    """length of the runs"""
-    seeds: int = 5
-    """how many beside 0, which chooses the rate"""
-    clip: float | None = None
-    """what the norm of all gradients is cut to"""
+    groups: int | None = None  # how many groups of rows; all by default
+    steps: int = 400  # length of the runs
+    seeds: int = 5  # how many beside 0, which chooses the rate
+    clip: float | None = None  # what the norm of all gradients is cut to
 
 
 def _study(

@@ -5,8 +5,8 @@ An arm's learning rate is the best of ten on two seeds that no table shows, or o
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import wilcoxon
 
+from ..core.arms import variants
 from ..core.figure import panels
 from ..core.runs import interleaved, measure, run_all
 from ..core.store import Result, Store, setting
@@ -27,7 +28,7 @@ RATES = [2.0**power for power in range(-24, 9)]
 #: Stands for an error that is not finite, where only its rank counts.
 DIVERGED = 1e30
 #: Seeds that choose; tables show others.
-TUNING = (101, 102)
+TUNED_ON = [{"seed": 101}, {"seed": 102}]
 
 
 class Arm(NamedTuple):
@@ -78,11 +79,6 @@ def _median(values: Mapping[int, float]) -> Cell:
     low, middle, high = (value if value < 1e-3 * DIVERGED else math.inf for value in quartiles)
     cell = ranged(low, middle, high, n=len(values), diverged=sum(map(math.isinf, values.values())))
     return cell._replace(text="diverges") if math.isinf(middle) else cell
-
-
-def _without_quartiles(cell: Cell) -> Cell:
-    """Shown on a page; the file of the table has them."""
-    return cell._replace(text=cell.text.partition(" ")[0])
 
 
 def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:
@@ -177,7 +173,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     _figure(outcomes, signals, folder / f"{name}.png")
     where, rows = machine(results[0]["environment"]), results[0]["settings"]["steps"]
     cells: dict[tuple[str, str], str | Cell] = {
-        key: _without_quartiles(_median(outcome.errors)) for key, outcome in outcomes.items()
+        key: (cell := _median(outcome.errors))._replace(text=cell.text.partition(" ")[0])
+        for key, outcome in outcomes.items()
     }
     cells |= {(r["settings"]["arm"], "time"): exact(r["milliseconds"], ".2g") for r in store.read("time")}
     caption = (
@@ -208,11 +205,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 class StreamOptions(Compared):
     """Options of this study; a run has as many rows as steps."""
 
-    steps: int = 1500
-    arms: tuple[str, ...] = tuple(ARMS)
-    """that are compared"""
-    signals: tuple[str, ...] = tuple(SIGNALS)
-    """that they learn"""
+    arms: tuple[str, ...] = tuple(ARMS)  # that are compared
+    signals: tuple[str, ...] = tuple(SIGNALS)  # that they learn
 
 
 def time_per_step(arms: Sequence[str]) -> dict[str, float]:
@@ -227,18 +221,14 @@ def time_per_step(arms: Sequence[str]) -> dict[str, float]:
     return {arm: 1000 * statistics.median(each) / len(signal.windows) for arm, each in seconds.items()}
 
 
-def _seeds(run: Any, seeds: Iterable[int]) -> list[Any]:
-    return [replace(run, seed=seed) for seed in seeds]
-
-
 def _run(options: StreamOptions, store: Store) -> None:
     for key in options.arms:
         start = RATES.index(2.0 ** ARMS[key].first)
         for signal in options.signals:
             each = [run_of(key, signal=signal, steps=options.steps, **more) for more in ARMS[key].searched]
             search = ladder(each, RATES, RATES[start : start + options.trials])
-            (best,) = choose([search], STREAMS, store, math.log, each=partial(_seeds, seeds=TUNING))
-            run_all(_seeds(best, range(1, options.seeds + 1)), STREAMS, store)
+            (best,) = choose([search], STREAMS, store, math.log, each=partial(variants, changes=TUNED_ON))
+            run_all(variants(best, [{"seed": seed} for seed in range(1, options.seeds + 1)]), STREAMS, store)
     missing = [key for key in options.arms if not store.has(f"time {key}")]
     times = time_per_step(missing) if missing else {}
     for key, milliseconds in times.items():
@@ -248,7 +238,8 @@ def _run(options: StreamOptions, store: Store) -> None:
 
 STUDIES = {
     "streams": Study(
-        "one row a step: gradient-only rules, structural remedies and bounded steps", _run, report, StreamOptions(),
+        "one row a step: gradient-only rules, structural remedies and bounded steps", _run, report,
+        StreamOptions(steps=1500),
         makes=[Recipe(0.25)], smoke="--trials 1 --seeds 2 --steps 8 --signals echo --arms sgd proportional",
         page="docs/results/streams.md",
     )

@@ -97,12 +97,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 class SurrogateOptions(Compared):
     """Options of this study; an arm with a damping has two trials more."""
 
-    data_sets: tuple[str, ...] = tuple(TITLES)
-    """that are learned"""
-    rounds: int = 41
-    """that measure the price of a step"""
-    optimizers: tuple[str, ...] = ("adam", "soap", "muon")
-    """that learn them"""
+    data_sets: tuple[str, ...] = tuple(TITLES)  # that are learned
+    rounds: int = 41  # that measure the price of a step
+    optimizers: tuple[str, ...] = ("adam", "soap", "muon")  # that learn them
 
 
 def _run(options: SurrogateOptions, store: Store) -> None:

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,20 +11,8 @@ from scipy.stats import linregress, t
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.tables import (  # fmt: skip
-    Cell,
-    Row,
-    Section,
-    Table,
-    estimate,
-    grouped,
-    in_order,
-    mean_and_error,
-    pivot,
-    spearman,
-    welch,
-)
-from ..grids import PAPERS, Grid, Presets, expand, grid_study, presets
+from ..core.tables import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman, welch
+from ..grids import PAPERS, Grid, Presets, grid_study, presets
 from ..methods import METHODS, labels
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
 
@@ -48,8 +35,6 @@ PAPER = {
     ("affine-like", "leaky-relu"): (49.80, 0.23, -4.19e-3, 3.32e-3),
 }
 
-#: A cell that has not been run.
-MISSING = "–"
 #: The paper's batch sizes.
 SIZES = [8, 16, 32, 64, 128]
 
@@ -99,23 +84,18 @@ def ranked(results: list[Result], activation: str) -> tuple[Any, int]:
     return spearman(ours, paper) if len(methods) > 2 else None, len(methods)
 
 
-def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -> Table:
-    """Accuracy at every batch size, its mean, and the slope, beside the paper's.
-
-    Cells that are planned, (method, activation, batch size), have a place whether they are there or not; a row has mean
-    and slope once all of its cells are there.
-    """
+def table(results: list[Result]) -> Table:
+    """Accuracy at every batch size and, once all of these are there, its mean and slope, beside the paper's."""
     found = series(results)
-    cells = [*planned, *((*key, size) for key, by_size in found.items() for size in by_size)]
-    sizes = sorted({size for *_, size in cells})
+    sizes = sorted({size for by_size in found.values() for size in by_size})
     rows = list[Row]()
     for activation in ACTIVATIONS:
-        for method in in_order(METHODS, (name for name, other, _ in cells if other == activation)):
-            by_size, paper = found.get((method, activation), {}), PAPER.get((method, activation))
+        for method in in_order(METHODS, (name for name, other in found if other == activation)):
+            by_size, paper = found[method, activation], PAPER.get((method, activation))
             whole = set(by_size) == set(sizes)
             fitted = line(by_size) if whole else None
             row: list[str | Cell] = [activation, METHODS[method].label]
-            row += [estimate(by_size[size]) if size in by_size else MISSING for size in sizes]
+            row += [estimate(by_size[size]) if size in by_size else "" for size in sizes]
             row.append(estimate(over_sizes(by_size)) if whole else "")
             row.append(_slope(fitted.slope, fitted.stderr, p=fitted.pvalue) if fitted else "")
             theirs = [Cell("{:.2f} ± {:.2f}".format(*paper[:2]), {"": paper[0], "error": paper[1]})] if paper else [""]
@@ -168,23 +148,17 @@ def _draw_method(axis: Any, name: str, activation: str, by_size: dict[int, list[
 
 #: From the largest batch on, which is the soonest done.
 _PAPER: Grid = {**PAPERS, "batch_size": SIZES[::-1]}
-PRESETS = presets(_PAPER, reduced={"epochs": 20, "seeds": 3})
 
 
 def _section(there: list[Result], name: str, folder: Path) -> Section:
-    """Table and figure of one length; cells of a preset have a place whether they are there or not."""
-    epochs, counted = setting("epochs", "seeds")(there[0])
-    heading = f"{subject(there[:1])}, {epochs} epochs: the paper's Table 1"
+    """Table and figure of one length."""
+    heading = f"{subject(there[:1])}, {there[0]['settings']['epochs']} epochs: the paper's Table 1"
     draw(there, heading, folder / f"{name}.png")
-    alike = [grid for (grid,) in PRESETS.values() if (grid["epochs"], grid["seeds"]) == (epochs, len(counted))]
-    planned = {(run.method, run.activation, run.batch_size) for run in expand(alike, {})}
-    count = len({setting("method", "activation", "batch_size")(r) for r in there} & planned)
-    share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
     caption = (
         "Test accuracy in per cent by batch size, mean ± standard error, and the slope of a least squares line, in "
-        f"points per hundred samples of batch. {trained(there)}{share}"
+        f"points per hundred samples of batch. {trained(there)}"
     )
-    return Section([f"**{heading}**", table(there, planned), caption])
+    return Section([f"**{heading}**", table(there), caption])
 
 
 #: What the paper leaves open, read otherwise.
@@ -218,7 +192,8 @@ _THREE = "--preset paper --departure none centred jpeg --methods affine-like"
 _PAGE = "docs/results/mlp.md"
 STUDIES = {
     "table1": grid_study(
-        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS,
+        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes",
+        presets(_PAPER, reduced={"epochs": 20, "seeds": 3}),
         apart(_section, "method", "activation", "batch_size", "backend"),
         makes=[Recipe(20, options=("--preset paper",), decides=""), Recipe(8, "table1-reduced", ("--preset reduced",))],
         page=_PAGE,

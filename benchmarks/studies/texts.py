@@ -32,14 +32,10 @@ SMOKE = "--preset tiny --steps 2 --seeds 1 --device cpu"
 class TextOptions(Training):
     """Options of every study of the language model."""
 
-    weight_decay: float = 0.0
-    """the same for all methods"""
-    preset: str = "small"
-    """size of the network: tiny, small, deep, million or gpu"""
-    data: str = DEFAULT
-    """a file of text, or python-reference, which Python ships"""
-    device: str = DEVICE
-    """where to train: cpu, cuda, cuda:1, …"""
+    weight_decay: float = 0.0  # the same for all methods
+    preset: str = "small"  # size of the network: tiny, small, deep, million or gpu
+    data: str = DEFAULT  # a file of text, or python-reference, which Python ships
+    device: str = DEVICE  # where to train: cpu, cuda, cuda:1, …
 
     def run(self, **more: Any) -> TextRun:
         """A run with these options; what a study compares takes the place of its method, normaliser and rate."""

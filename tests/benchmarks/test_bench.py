@@ -40,11 +40,6 @@ def digits(method, optimizer, *accuracies):
             "GaussNewton wins, relative error 0.0001; SOAP has 0.02. Digits: nobody wins; whitened, rank 16 "
             "with sgd has 89.5 %, none with adam has 97.0 % (p = 0.57)",
         ),
-        (
-            {"Adam": 32.0, "Whitened Adam": 31.0}, [],
-            "the picture, in equal time: Adam wins, 32.0 dB; Whitened Adam has 31.0 dB. The equation, in equal time: "
-            "GaussNewton wins, relative error 0.0001; SOAP has 0.02",
-        ),
     ],
 )  # fmt: skip
 def test_verdict_is_that_of_the_numbers(fits, runs, wanted):

@@ -29,16 +29,6 @@ def test_commands_are_those_of_studies_and_tests_that_are_there(device, tmp_path
     assert names == ["speed", "speed", "char-lm", *["speed"] * (4 if device == "cuda" else 0), "table1"]
 
 
-def test_language_model_runs_on_a_cpu_and_is_not_run_again(tmp_path, file):
-    options = gpu.GpuOptions(device="cpu", out=tmp_path / "out", text=str(file))
-    (command,) = (arguments for _, *arguments in gpu.commands(options) if arguments[0] == "char-lm")
-    assert main(command) == 0
-    (path,) = options.out.glob("*.jsonl")
-    before = path.read_bytes()
-    assert main(command) == 0
-    assert path.read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("minutes", "code", "done", "left"),
     [

@@ -6,9 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from torch import nn
 
-from adiv_optim.layers import AffineLikeLinear
 from benchmarks import optimizers
 from benchmarks.methods import METHODS
 from benchmarks.optimizers import PACKAGES, matrices
@@ -85,14 +83,6 @@ def test_every_norm_trains(norm, sample):
 def test_norm_does_not_change_what_is_drawn(sample):
     weights = [matrices(build_model(replace(ADAMW, norm=norm), len(sample.vocabulary))) for norm in NORMS]
     assert all(torch.equal(a, b) for other in weights[1:] for a, b in zip(weights[0], other, strict=True))
-
-
-def test_affine_like_layers_stand_inside_the_blocks_in_place_of_normalisers(sample):
-    model = build_model(replace(ADAMW, norm="affine-like"), len(sample.vocabulary))
-    kinds = {name: type(module) for name, module in model.named_modules()}
-    assert {kinds["blocks.0.attention.qkv"], kinds["blocks.0.mlp.projection"]} == {AffineLikeLinear}
-    assert kinds["head"] is nn.Linear
-    assert {kinds["norm"], kinds["blocks.0.mlp_norm"]} == {nn.Identity}
 
 
 def test_matrices_are_the_weights_inside_the_blocks():

@@ -10,7 +10,7 @@ from adiv_optim import BatchIdeal, functional
 from benchmarks.__main__ import main
 from benchmarks.core.runs import interleaved, ratio
 from benchmarks.core.store import Store
-from benchmarks.speed import gauss_newton, jobs
+from benchmarks.speed import gauss_newton, jobs, timing
 from benchmarks.speed.timing import peak_memory
 
 MEBIBYTE = 2**20
@@ -56,12 +56,6 @@ def test_structural_layers_are_timed_in_training_with_all_their_gradients():
         torch.testing.assert_close(parameter.grad, grad)  # set anew, not added to
 
 
-def test_convolution_behind_batch_ideal_is_never_unfolded_whole():
-    layer = partial(jobs.conv_layer, (32, 64, 16, 16), 64, 3)
-    corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (BatchIdeal(), None))
-    assert corrected <= 1.5 * plain
-
-
 def test_many_rows_of_batch_ideal_never_meet_in_a_square_matrix():
     rows, features = 20_000, 8  # rows × rows would be 1.6 GB
 
@@ -81,6 +75,14 @@ def test_suites_are_measured_by_precision_once(tmp_path, capsys):
     assert all(row["time_ratio"]["rounds"] == 1 and row["memory_ratio"] >= 1 for row in plain)
     assert [row["memory_ratio"] for row in plain] != [row["memory_ratio"] for row in low]
     assert "## speed-input-scaled-bfloat16-tiny" in capsys.readouterr().out
+
+
+def test_a_process_of_its_own_has_the_options_of_the_command():
+    timing.ASKED.set(timing.SpeedOptions(device="cpu", rounds=2))
+    job, plain = partial(jobs.ten_steps, 4, 1, 1), partial(jobs.ten_steps, 4, 1)
+    with timing.allocator(keeps=True) as process:
+        found = process.submit(timing.row, "what", job, plain, 25).result()
+    assert found["time_ratio"]["rounds"] == 2
 
 
 @pytest.mark.parametrize(("rows", "width"), [(4, 3), (40, 2)])

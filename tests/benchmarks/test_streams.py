@@ -20,7 +20,7 @@ from benchmarks.problems.streams import (
     signal_of,
     train,
 )
-from benchmarks.studies.streams import ARMS, STUDIES, TUNING, against, run_of, tolerated
+from benchmarks.studies.streams import ARMS, STUDIES, TUNED_ON, against, run_of, tolerated
 
 
 @pytest.fixture(autouse=True)
@@ -136,5 +136,5 @@ def test_study_has_a_row_for_every_arm_and_chooses_by_other_seeds(tmp_path, caps
     assert all(f"| {ARMS[arm].label} | " in printed for arm in ("sgd", "proportional"))
     assert (tmp_path / "streams.png").exists()
     store = Store(tmp_path / "streams.jsonl")
-    assert {r["settings"]["seed"] for r in store.read("search")} == set(TUNING)
+    assert {r["settings"]["seed"] for r in store.read("search")} == {each["seed"] for each in TUNED_ON}
     assert {r["settings"]["seed"] for r in store.read()} == {1, 2}

@@ -97,13 +97,6 @@ def test_every_problem_is_learned(data_set, norm, few):
     assert history.error[-1] < history.error[0]
 
 
-def test_price_is_that_of_whitened_soap(few):
-    with pytest.warns(UserWarning, match="less than half"):
-        price = surrogates.measured_price(3)["time_ratio"]
-    assert price["rounds"] == 3
-    assert 0.5 < price["median"] < 5
-
-
 def test_study_has_a_row_for_every_remedy(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(surrogates, "ARMS", surrogates.ARMS[:1])
     monkeypatch.setitem(surrogates.REMEDIES, "moons", surrogates.REMEDIES["patches"])

@@ -10,13 +10,11 @@ from benchmarks.core.runs import pace
 from benchmarks.core.store import Store
 from benchmarks.data import load
 from benchmarks.ensemble import IMAGES, Ensemble, set_rate, train, train_family
-from benchmarks.grids import DAMPING, GRIDS, RATE_FACTOR, TunedOptions, every_rate, trials
+from benchmarks.grids import DAMPING, RATE_FACTOR, TunedOptions, trials
 from benchmarks.problems.images import ImageRun, held_out
-from benchmarks.studies.tuned import at_best
+from benchmarks.studies.tuned import BY_TRIALS, at_best
 
 FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
-
-
 OPTIONS = TunedOptions(search_epochs=1, trials=8)
 
 
@@ -25,33 +23,7 @@ def digits():
     return load("digits").to("cpu", torch.float64)
 
 
-@pytest.fixture
-def best(tmp_path, monkeypatch):
-    """What is chosen of trials whose accuracies are known: (final, rows of trials, (trial, accuracy) pairs) → runs."""
-    monkeypatch.setattr(tune, "run_all", lambda *_, **__: None)
-    store = Store(tmp_path / "name.jsonl", "digits-tuned")
-
-    def choose(final, rows, scores):
-        for run, accuracy in scores:
-            about = {"environment": {}, "settings": run.settings(), "part": "search"}
-            store.add(run.key("search"), {**about, "score": accuracy})
-        tried = dict(zip(final, rows, strict=True))
-        return at_best(final, ("search", lambda run, options: tune.grid(tried[run])), OPTIONS, store)
-
-    return choose
-
-
-def test_best_validation_accuracy_of_the_whole_grid_wins_and_another_methods_is_not_its(best):
-    rivals = [FINAL, replace(FINAL, method="rmsnorm")]
-    rows = [every_rate(run, OPTIONS) for run in rivals]
-    rates = GRIDS["sgd"]
-    assert [run.lr for run in rows[0]] == list(rates)
-    assert all(run.validation and run.epochs == 1 and run.seeds == (0,) for run in rows[0])
-    scores = [*zip(rows[0], (1, 2, 9, 4, 3, 9, 1), strict=True), *zip(rows[1], (9, 99, 9, 9, 9, 9, 9), strict=True)]
-    assert best(rivals, rows, scores) == [replace(rivals[0], lr=rates[2]), replace(rivals[1], lr=rates[1])]
-
-
-def test_trials_are_the_same_points_for_every_method_and_the_best_brings_all_its_settings(best):
+def test_trials_are_the_same_points_for_every_method_and_the_best_brings_all_its_settings(tmp_path, monkeypatch):
     rivals = [replace(FINAL, lr=0.1), replace(FINAL, method="batch-ideal", lr=10.0)]
     plain, ideal = (trials(run, OPTIONS) for run in rivals)
     assert all(run.validation and run.seeds == (0,) and run.epochs == FINAL.epochs for run in plain + ideal)
@@ -62,7 +34,12 @@ def test_trials_are_the_same_points_for_every_method_and_the_best_brings_all_its
         assert other.lr * other.weight_decay == pytest.approx(one.lr * one.weight_decay, rel=0.2)
         assert 0.1 / RATE_FACTOR * 0.95 <= one.lr <= 0.1 * RATE_FACTOR * 1.05
     assert len({run.lr for run in plain}) > 4
-    (chosen,) = best(rivals[1:], [ideal], zip(ideal, (1, 9, 4, 1, 1, 1, 1, 1), strict=True))
+    store = Store(tmp_path / "name.jsonl", "digits-tuned")
+    monkeypatch.setattr(tune, "run_all", lambda *_, **__: None)
+    for run, accuracy in zip(ideal, (1, 9, 4, 1, 1, 1, 1, 1), strict=True):
+        trial = {"environment": {}, "settings": run.settings(), "part": "trials", "score": accuracy}
+        store.add(run.key("trials"), trial)
+    (chosen,) = at_best(rivals[1:], BY_TRIALS, OPTIONS, store)
     wanted = {name: getattr(ideal[1], name) for name in ("lr", "weight_decay", "damping")}
     assert chosen == replace(rivals[1], **wanted)
 
