@@ -80,7 +80,16 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
             f"{', '.join(plain.__name__ for plain in CORRECTED)} layers that are neither complex nor "
             "skipped; a subclass keeps the plain gradient."
         )
-    _warn_of_reach(model, _put(model, correction, layers, skipped, strict))
+    reached = _put(model, correction, layers, skipped, strict).without_frozen_or_skipped()
+    # FullyShardedDataParallel keeps parameters elsewhere, in one that is flat.
+    is_flat = any(not list(layer.parameters()) for layer in layers.values())
+    if reached.elements and reached.element_share < 0.5 and not is_flat:
+        warn(
+            f"the correction reaches {reached.element_share:.1%} of {sum(reached.elements.values()):,} trainable "
+            f"elements; the rest keeps the plain gradient: {reached.reasons()}. Make them layers of type "
+            f"{', '.join(plain.__name__ for plain in CORRECTED)}, correct them by jacobian.backward, or name "
+            "them in skip."
+        )
     return model
 
 
@@ -217,20 +226,6 @@ def _why_plain(owner: nn.Module, without_call: Mapping[nn.Module, str]) -> str:
     """Say why no correction goes on a module, or ""."""
     is_complex = any(parameter.is_complex() for parameter in owner.parameters())
     return without_call.get(owner) or why_unknown_rows(owner) or "complex" * is_complex
-
-
-def _warn_of_reach(model: nn.Module, coverage: Coverage) -> None:
-    """Warn if corrections that were just put on reach less than half of a model."""
-    if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
-        return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    coverage = coverage.without_frozen_or_skipped()
-    if coverage.elements and coverage.element_share < 0.5:
-        warn(
-            f"the correction reaches {coverage.element_share:.1%} of {sum(coverage.elements.values()):,} trainable "
-            f"elements; the rest keeps the plain gradient: {coverage.reasons()}. Make them layers of type "
-            f"{', '.join(plain.__name__ for plain in CORRECTED)}, correct them by jacobian.backward, or name "
-            "them in skip."
-        )
 
 
 def _swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:

@@ -1,8 +1,7 @@
 """Rules that scale what each row of a layer's input adds to the gradients of the layer's parameters.
 
-A rule is pure arithmetic on rows (samples, tokens or convolution patches). It knows nothing of
-autograd, of layers, or of who applies it: `adiv_optim.functional` contracts its scales into a
-layer's gradient, `adiv_optim.jacobian` applies them to explicit per-row Jacobians.
+They are pure arithmetic on rows (samples, tokens or convolution patches): `adiv_optim.functional` and
+`adiv_optim.jacobian` apply them.
 """
 
 import math
