@@ -87,12 +87,21 @@ def tuned_twice(stores: Stores, equation: str) -> Numbers:
     return dict(zip(("first", "second"), equations.tuned_twice(stores["equations"])[equation], strict=True))
 
 
+def chosen_again(stores: Stores, method: str) -> Numbers:
+    """The mean test losses of a language model by the settings of two searches, over the seeds that both have."""
+    files = {"first": "char-lm", "second": "char-lm-again"}
+    samples = {which: reached(stores, file, method=method, norm="layernorm") for which, file in files.items()}
+    shared = samples["first"].keys() & samples["second"].keys()
+    return {which: statistics.fmean(sample[seed] for seed in shared) for which, sample in samples.items()}
+
+
 #: Name → a row of `values.csv`: a phrase, the function of its numbers, and the words that this is told.
 VALUES = {row["name"]: row for row in table("values")}
 NUMBERS: dict[str, Callable[..., Numbers]] = {
     each.__name__: each
     for each in (
         lead, times, divergence, ranked, price, newton_step, points_that_stay, initialisation, tuned_twice,
+        chosen_again,
     )
 }  # fmt: skip
 #: Pages with such phrases that show no results beside.

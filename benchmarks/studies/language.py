@@ -206,7 +206,7 @@ STUDIES = {
         "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
     ),
     "char-lm-again": _study(
-        "a second search, which says how far two of one method lie apart", Recipe(0.6),
+        "a second search, which says how far two of one method lie apart", Recipe(1.0),
         [Search(["adamw", "muon"]), *_WHITENED], figures=False, tuned_on=101, seeds=5,
     ),
     "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, _WRAPPERS_TOO, preset="million"),

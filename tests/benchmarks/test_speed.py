@@ -56,6 +56,12 @@ def test_structural_layers_are_timed_in_training_with_all_their_gradients():
         torch.testing.assert_close(parameter.grad, grad)  # set anew, not added to
 
 
+def test_convolution_behind_batch_ideal_is_never_unfolded_whole():
+    layer = partial(jobs.conv_layer, (32, 64, 16, 16), 64, 3)
+    corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (BatchIdeal(), None))
+    assert corrected <= 1.5 * plain
+
+
 def test_many_rows_of_batch_ideal_never_meet_in_a_square_matrix():
     rows, features = 20_000, 8  # rows × rows would be 1.6 GB
 
