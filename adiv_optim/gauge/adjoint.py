@@ -111,9 +111,9 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     which Adam does not see: S_out = S_in = c changes x and leaves the weight as it is.
 
     **None of these is a gradient of the loss**: the chain leaves out the rescaling D E between one layer's canonical
-    output and the next one's canonical input. The steps need not go downhill, and second derivatives mean nothing.
-    It costs one pass over the weight in the forward. torch.func.vmap may go over the input, but not
-    over the weight, whose zeros have to be seen.
+    output and the next one's canonical input. The steps need not go downhill, and second derivatives mean nothing. It
+    costs one pass over the weight. torch.func.vmap may go over the input, but not over the weight, whose zeros have to
+    be seen.
 
     Args:
         input: shape (…, in_features).

@@ -167,8 +167,8 @@ class ChannelGraph:
             )
         gather, power, shapes = self._cache[key]
         values = (torch.cat([log_scales.new_zeros(1), log_scales])[gather] * power).exp()
-        parts = values.split([shape.numel() for shape in shapes])
-        scales = iter([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
+        parts = iter(values.split([shape.numel() for shape in shapes]))
+        scales = (next(parts).view(shape) for shape in shapes)
         return {name: Factors(entry.shape, next(scales), next(scales)) for name, entry in moving.items()}
 
     def check(self, log_scales: Tensor) -> None:

@@ -54,8 +54,7 @@ def _weighted(
 ) -> Any:
     """Every output along an axis is a new channel, every input stays one.
 
-    The weight's first dimension counts outputs and its second the inputs of a group; if transposed, the first counts
-    inputs and the second the outputs of a group. Others are positions.
+    The weight's dimensions are outputs, inputs of a group and positions; or inputs first, outputs second if transposed.
     """
     if not _is_weight(weight) or (groups > 1 and weight.view.stride() != weight.base.stride()):
         return call.pin_all()

@@ -194,10 +194,10 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     layer_rules.batch_norm: "batch_norm instance_norm",
     layer_rules.mixing_norm: "group_norm layer_norm rms_norm",
     layer_rules.weight_norm: "_weight_norm",
-    passes: "relu leaky_relu rrelu prelu abs neg positive dropout feature_dropout native_dropout",
+    passes: "relu leaky_relu rrelu prelu abs absolute neg negative positive dropout feature_dropout native_dropout",
     identity: "to _to_copy clone contiguous detach alias type_as lift_fresh lift_fresh_copy",
-    filled: "clamp clamp_min clamp_max threshold masked_fill",
-    add: "add sub rsub maximum minimum",
+    filled: "clamp clamp_min clamp_max clip threshold masked_fill",
+    add: "add sub subtract rsub maximum minimum",
     copied: "copy",
     where: "where",
     multiply: "mul multiply",
@@ -210,15 +210,15 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
         "upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"
     ),
     pad: "pad constant_pad_nd",
-    reshape: "reshape view _unsafe_view flatten unflatten expand expand_as view_as reshape_as",
+    reshape: "reshape view _unsafe_view ravel flatten unflatten expand expand_as view_as reshape_as",
     rearrange: (
-        "permute transpose t swapaxes movedim numpy_T mT squeeze unsqueeze repeat tile repeat_interleave stack split "
-        "split_with_sizes chunk unbind slice select narrow flip roll pixel_shuffle pixel_unshuffle channel_shuffle "
-        "diagonal tensor_split hstack vstack"
+        "permute transpose t swapaxes swapdims movedim moveaxis numpy_T mT mH adjoint squeeze unsqueeze repeat tile "
+        "repeat_interleave stack split split_with_sizes chunk unbind slice select narrow flip roll pixel_shuffle "
+        "pixel_unshuffle channel_shuffle diagonal tensor_split hstack vstack"
     ),
-    concatenate: "cat concat",
+    concatenate: "cat concat concatenate",
     index: "index index_select",
-    compare: "gt ge lt le eq ne",
+    compare: "gt ge lt le eq ne greater greater_equal less less_equal not_equal",
     Call.constants: (
         "sign sgn zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones "
         "new_full new_empty sym_size sym_numel size _assert_tensor_metadata _assert_scalar _assert_async"

@@ -101,6 +101,15 @@ def gained() -> nn.Module:
     return Model(with_gains, first=nn.Linear(3, 4), last=nn.Linear(4, 2), **parameters)
 
 
+def both_ways(model: Model, x: Tensor) -> Tensor:
+    return model.last((F.relu(model.first(x)) @ model.matrix).relu() @ model.matrix.t())
+
+
+def tied() -> nn.Module:
+    """A matrix and its transpose, whose inputs and outputs share one scale."""
+    return Model(both_ways, first=nn.Linear(3, 4), last=nn.Linear(4, 2), matrix=nn.Parameter(torch.randn(4, 4)))
+
+
 @pytest.mark.filterwarnings("ignore:UnitConsistent treats")  # little of some, but that rightly
 @pytest.mark.parametrize("rule", [gauge.NetworkGauge(), gauge.LayerGauge()], ids=["network", "layer"])
 @pytest.mark.parametrize(
@@ -108,10 +117,11 @@ def gained() -> nn.Module:
     [
         (lambda: nn.Sequential(Standardised(3, 6, 3), nn.ReLU(), Standardised(6, 4, 1)), (2, 3, 6, 6)),
         (gained, (5, 3)),
+        (tied, (5, 3)),
         (lambda: nn.Sequential(weight_norm(nn.Linear(3, 6)), nn.ReLU(), weight_norm(nn.Linear(6, 4), dim=1)), (5, 3)),
         (lambda: nn.Sequential(weight_norm(nn.Linear(3, 6), dim=None), nn.ReLU(), nn.Linear(6, 4)), (5, 3)),
     ],
-    ids=["standardised", "gains", "weight-norm", "weight-norm-of-all"],
+    ids=["standardised", "gains", "both-ways", "weight-norm", "weight-norm-of-all"],
 )
 def test_equivalent_networks_follow_one_path(build, shape, rule):
     torch.manual_seed(0)

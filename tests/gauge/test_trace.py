@@ -71,6 +71,7 @@ PASS = {
     "dropout": lambda x: F.dropout(x, 0.5, training=False),
     "zero-padding": lambda x: F.pad(x, (1, 2, 0, 1)),
     "reflection-padding": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "other-names": lambda x: torch.clip(x, min=0).absolute().swapdims(2, 3).moveaxis(2, 3) * torch.greater(x, 0),
     "number": lambda x: 3 * x / 2,
     "scalar-parameter": lambda x, m: x * m.scale,
     "mean-over-positions": lambda x: x.mean((2, 3), keepdim=True),
