@@ -100,8 +100,14 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]
     # Autocast knows no meta device.
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
-    dtype, kept = torch.get_autocast_dtype(device), torch.float64  # which torch's own autocast leaves alone
-    return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != kept else t for t in tensors)
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+            return tensor  # float64 is left alone, as torch's own autocast leaves it
+        return tensor.to(dtype)
+
+    return tuple(map(cast, tensors))
 
 
 def check_real(name: str, input: Tensor) -> None:

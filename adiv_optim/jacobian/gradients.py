@@ -164,8 +164,8 @@ def backward(
         losses.append(loss_fn(output, targets))
         return losses[0]
 
-    options: Any = {"layers": layers, "chunk_size": chunk_size}
-    for name, gradient in corrected_gradients(model, kept_loss, inputs, targets, correction, **options).items():
+    gradients = corrected_gradients(model, kept_loss, inputs, targets, correction, layers=layers, chunk_size=chunk_size)
+    for name, gradient in gradients.items():
         parameter = model.get_parameter(name)
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
     return losses[0].detach()

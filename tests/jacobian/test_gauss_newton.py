@@ -270,15 +270,6 @@ def test_losses_that_are_not_finite_are_no_fall():
         optimizer.step([(lambda model, x: torch.log(-model.weight[0, 0]), torch.ones(1, 1))])
 
 
-def test_chunks_change_nothing_but_rounding():
-    model, terms = network(outputs=2), [(lambda model, x: model(x) - x, torch.rand(11, 2))]
-    steps = []
-    for chunk_size in (None, 1, 4):
-        twin = copy.deepcopy(model)
-        steps.append(step_of(twin, GaussNewton(twin, damping=1e-3, chunk_size=chunk_size), terms)[0])
-    assert all(torch.allclose(step, steps[0], atol=1e-10) for step in steps)
-
-
 def test_a_jacobian_that_is_not_finite_is_refused():
     with pytest.raises(RuntimeError, match=r"the loss is finite and its Jacobian is not; .* such as a root at 0"):
         GaussNewton(network()).step([(lambda model, x: (0 * model(x)).sqrt() + 1, torch.rand(3, 2))])
@@ -300,29 +291,6 @@ def test_jacobians_are_those_of_a_loop(name):
     r, jacobian = by_loop(model, terms)
     assert torch.allclose(stacked.evaluate(parameters), r, atol=1e-14)
     assert torch.allclose(stacked.jacobian(parameters, 3), jacobian, atol=1e-14)
-
-
-class Repeated(nn.Module):
-    """A layer that has two names, and a weight that is of another layer too."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.again, self.other.weight = self.first, self.first.weight
-
-    def forward(self, x):
-        return self.other(torch.tanh(self.again(torch.tanh(self.first(x)))))
-
-
-def test_a_layer_with_two_names_stays_one():
-    model = Repeated()
-    terms, optimizer = [(lambda model, x: model(x) - x, torch.rand(4, 2))], GaussNewton(model, damping=1e-3)
-    parameters, twin = list(model.parameters()), copy.deepcopy(model)
-    step, alpha, damping = step_of(model, optimizer, terms)
-    assert torch.allclose(step, bent(twin, terms, alpha, by_rows(*by_loop(twin, terms), damping)), rtol=1e-6)
-    assert len(parameters) == 3
-    assert all(own is kept for own, kept in zip(model.parameters(), parameters, strict=True))
-    assert model.other.weight is model.again.weight is optimizer.param_groups[0]["params"][0]
 
 
 class Unknown(nn.Module):
