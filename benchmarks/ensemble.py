@@ -235,15 +235,13 @@ class History:
     step_losses: list[list[float]] = field(default_factory=list)  # every step's
 
 
-def train(run: ImageRun, data: Dataset, watch: Watch = NOBODY, *, max_steps: int | None = None) -> History:
-    """Train every seed of a run; `max_steps` cuts every epoch. Parameters have the dtype and device of the data."""
-    (history,) = train_family([run], data, watch, max_steps=max_steps)
+def train(run: ImageRun, data: Dataset) -> History:
+    """Train every seed of a run. Parameters have the dtype and device of the data."""
+    (history,) = train_family([run], data)
     return history
 
 
-def train_family(
-    runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY, *, max_steps: int | None = None
-) -> list[History]:
+def train_family(runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY) -> list[History]:
     """Train runs of one family side by side; each gets what it gets alone, but that seconds are a share of all."""
     run = runs[0]
     data = held_out(data) if run.validation else data
@@ -253,7 +251,7 @@ def train_family(
     for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
         start = time.perf_counter()
         losses = []
-        indices = order[:, :max_steps].to(data.train_inputs.device).unbind(1)
+        indices = order.to(data.train_inputs.device).unbind(1)
         for number, index in enumerate(indices):
             set_rate(run, trainer.optimizers, (epoch + number / len(indices)) / run.epochs)
             losses.append(trainer.step(index))

@@ -75,7 +75,7 @@ class Store:
         self.computed()
 
     def read(self, part: str | None = None) -> list[Result]:
-        """The results of a part: "search" and "trials" hold what chose settings, None is what tables show.
+        """The results of a part: None is what tables show; "search" and "trials", say, hold what chose settings.
 
         They are to be read only: whoever asks again is given the same ones.
         """

@@ -123,7 +123,7 @@ def _middle(runs: Iterable[Result]) -> float:
 
 def _by_arm(cells: Mapping[Place, Cell], about: str) -> Section:
     columns = {key._replace(hidden=None): label(key._asdict() | {"hidden": None}) for key in (*ARMS, RANDOM_FEATURES)}
-    rows = {name: equation.label.split(":")[0] for name, equation in EQUATIONS.items()}
+    rows = {name: _short(name) for name in EQUATIONS}
     caption = f"{about}, of the better of two networks; {len(NONLINEAR)} nonlinear equations first."
     return Section([pivot(["equation"], rows, columns, cells), caption])
 
@@ -165,7 +165,7 @@ def _seconds(result: Result, error: float) -> float:
 def _vary(store: Store, shown: Sequence[Changes], search: Callable[[EquationRun], Search]) -> None:
     """Make these runs; `search` is that of an arm's settings from its first trial on."""
     best = _better_networks(store.read())
-    every = [other for _, result in _shown(best) for other in _changed(result).values()]
+    every = [run for _, changed in _changed(best).values() for run in changed.values()]
     run_all(every, SOLVED, store, part="varied")
     for runs in _of_soap(best).values():
         first = first_trial(_made_by(runs[0]), arm(runs[0]))
@@ -179,17 +179,15 @@ def _made_by(result: Result) -> EquationRun:
     return EquationRun(**{field.name: result["settings"].get(field.name) for field in fields(EquationRun)})
 
 
-def _shown(best: Mapping[Place, list[Result]]) -> list[tuple[Place, Result]]:
-    """The runs that others are to differ from."""
-    places = [place for place in product(VARIED, list(ARMS)[:4]) if place in best]
-    return [(place, result) for place in places for result in best[place] if result["settings"]["seed"] == SEED]
-
-
-def _changed(result: Result) -> dict[str, EquationRun]:
-    """The run with each of `CHANGES` that changes it."""
-    first = _made_by(result)
-    changed = {about: replace(first, **change) for about, change in CHANGES.items()}
-    return {about: other for about, other in changed.items() if other != first}
+def _changed(best: Mapping[Place, list[Result]]) -> dict[Place, tuple[Result, dict[str, EquationRun]]]:
+    """Place → the run that others are to differ from, and it with each of `CHANGES` that changes it."""
+    found = {}
+    for place in product(VARIED, list(ARMS)[:4]):
+        for result in (r for r in best.get(place, []) if r["settings"]["seed"] == SEED):
+            first = _made_by(result)
+            changed = {about: replace(first, **change) for about, change in CHANGES.items()}
+            found[place] = result, {about: run for about, run in changed.items() if run != first}
+    return found
 
 
 def _of_soap(best: Mapping[Place, list[Result]]) -> dict[str, list[Result]]:
@@ -200,8 +198,8 @@ def varied(store: Store) -> dict[Place, dict[str, float | None]]:
     """Place → the error of its run as shown, and with each of `CHANGES` that has been made."""
     scores = {r["key"]: r["score"] for r in store.read("varied")}
     errors_of = dict[Place, dict[str, float | None]]()
-    for place, result in _shown(_better_networks(store.read())):
-        keys = {about: other.key("varied") for about, other in _changed(result).items()}
+    for place, (result, changed) in _changed(_better_networks(store.read())).items():
+        keys = {about: run.key("varied") for about, run in changed.items()}
         if made := {about: scores[key] for about, key in keys.items() if key in scores}:
             errors_of[place] = {"as above": result["error"][-1], **made}
     return errors_of
