@@ -107,8 +107,7 @@ class Stack:
             joined = self.join(self._local_parameters())
             self.old = joined if self.layers > 1 else [w.clone(memory_format=torch.preserve_format) for w in joined]
             self.is_read = is_read or any(id(p) not in decays for p in self.parameters)
-            first_layer = self.parameters[: len(joined)]  # layers of one stack are in the same groups
-            self.keep = [decays.get(id(p), 1.0) for p in first_layer]
+            self.keep = [decays.get(id(p), 1.0) for p in self.parameters[: len(joined)]]  # layers share groups
         gradients = [_placed_as(p, p.grad) for p in self.parameters if p.grad is not None]
         mapped = self._times(self.factors, self.join([at_least_float32(local(each)) for each in gradients]))
         for parameter, gradient, new in zip(self.parameters, gradients, self.split(mapped), strict=True):
@@ -158,8 +157,7 @@ class Stack:
         ratio: Tensor | None = None
         if self.norms is not None:
             copies = self.minus_steps[0].shape[0] // self.layers
-            before, after = self.norms
-            ratio = torch.nan_to_num_(before / after, nan=1.0, posinf=1.0)  # 1 where there was no step
+            ratio = torch.nan_to_num_(self.norms[0] / self.norms[1], nan=1.0, posinf=1.0)  # 1 where there was no step
             ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
         new: list[Tensor] = []
         for old, now, step, keep in zip(self.old, self.after, self.minus_steps, self.keep, strict=True):
