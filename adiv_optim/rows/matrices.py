@@ -81,13 +81,10 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
             f"{name}: vmap maps over {'this weight' if is_mapped else 'the argument of input_rows'}, so that the rows "
             "of its layer cannot be told; detach() the optimizer first, or call the model without vmap."
         )
-    if not places:
-        return mapped.detach()
     dims = list(range(mapped.dim()))
     mapped = mapped.permute(*[dims.pop(place) for place in reversed(places)], *dims)
-    if isinstance(module, _ConvNd):  # the mapped dimensions become one of samples
-        channels = len(module.kernel_size) + 1
-        mapped = mapped.flatten(0, mapped.dim() - channels - 1)
+    if places and isinstance(module, _ConvNd):  # the mapped dimensions become one of samples
+        mapped = mapped.flatten(0, -2 - len(module.kernel_size))
     return mapped.detach()
 
 
