@@ -1,6 +1,7 @@
 """The residuals of a loss, term by term, their Jacobian J, its damped least squares, and the memory that these take."""
 
-import math
+import os
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -76,7 +77,7 @@ class Terms:
         counts = [len(tensors[0]) for tensors in self.samples]
         total = sum(count * size for count, size in zip(counts, self.sizes, strict=True))
         at_once = max(min(chunk_size or n, n) * size for n, size in zip(counts, self.sizes, strict=True))
-        _check_memory(self.where, total, sum(widths), at_once, first)
+        _check_memory(self.where, total, sum(widths), at_once, sum(counts), first)
         whole, row = first.new_empty(total, sum(widths)), 0
         for residual, tensors, size in zip(self.residuals, self.samples, self.sizes, strict=True):
             count = len(tensors[0])
@@ -147,20 +148,28 @@ def solver(jacobian: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
     return solve
 
 
-def _check_memory(where: str, rows: int, count: int, at_once: int, parameter: Tensor) -> None:
-    """Raise a MemoryError if a step needs more than is free; for the numbers that it needs see `GaussNewton`."""
-    # A residual that runs the network twice has two gradients and their sum; QR takes J over √λ I and returns as much.
-    numbers = rows * count + max(3 * at_once * count, 2 * (rows * count + min(rows, count) ** 2))
-    needed, free = numbers * parameter.element_size(), free_bytes(parameter.device)
+def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:
+    """Return a step's peak of memory in bytes, `size` for each number; see `GaussNewton`.
+
+    A residual that runs the network twice has two gradients and their sum; QR works on J over √λ I and returns as much.
+    """
+    whole = rows * parameters
+    return size * (whole + max(3 * min(at_once, rows) * parameters, 2 * (whole + min(rows, parameters) ** 2)))
+
+
+def _check_memory(where: str, rows: int, count: int, at_once: int, points: int, parameter: Tensor) -> None:
+    size = parameter.element_size()
+    needed, free = step_bytes(rows, count, at_once, size), free_bytes(parameter.device)
     if needed > free:
+        most = bisect_right(range(rows), free, key=lambda fewer: step_bytes(fewer, count, at_once, size)) - 1
         raise MemoryError(
-            f"{where}: {rows:,} residuals by {count:,} parameters need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
-            "are free; draw fewer points a step, or set chunk_size."
+            f"{where}: {rows:,} residuals by {count:,} parameters need {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB are free; draw at most {points * most // rows:,} points a step, or set chunk_size."
         )
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the bytes that a step may take, as far as the system says."""
+    """Return the bytes that a step may take."""
     if device.type == "cuda":  # memory that torch keeps for later tensors is free too
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
@@ -168,4 +177,4 @@ def free_bytes(device: torch.device) -> float:
         with open("/proc/meminfo") as file:
             return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return math.inf
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else float("inf")

@@ -8,7 +8,11 @@ import torch
 from torch import nn
 
 from adiv_optim import GaussNewton, Proportional, attach
+from adiv_optim.jacobian import laplacian
+from adiv_optim.jacobian.terms import step_bytes
 from tests.jacobian.test_gauss_newton import equation, inside, network, on_the_sides, weights
+
+TERMS = "adiv_optim.jacobian.terms"
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -111,19 +115,30 @@ def test_settings_groups_scalers_and_autocast_are_refused():
         optimizer.step(equation())
 
 
-@pytest.mark.parametrize(
-    ("chunk_size", "numbers"), [(None, 14 * 67 + 3 * 12 * 67), (5, 14 * 67 + 2 * (14 * 67 + 14**2))]
-)
-def test_a_step_that_needs_more_memory_than_is_free_is_refused(monkeypatch, chunk_size, numbers):
-    """Of 14 residuals and 67 parameters, with 12 rows of J differentiated at once, or 10."""
-    model = network()
-    terms = [(inside, torch.rand(2, 2)), (lambda model, x: model(x) - x, torch.rand(6, 2))]
-    optimizer = GaussNewton(model, chunk_size=chunk_size)
-    monkeypatch.setattr("adiv_optim.jacobian.terms.free_bytes", lambda device: 8 * numbers)
-    optimizer.step(terms)
-    monkeypatch.setattr("adiv_optim.jacobian.terms.free_bytes", lambda device: 8 * numbers - 1)
-    with pytest.raises(MemoryError, match=r"GaussNewton\.step: 14 residuals by 67 parameters need .* fewer"):
+def test_a_step_that_needs_more_memory_than_is_free_says_how_many_points_fit(monkeypatch):
+    model, points = network(), torch.rand(400, 2)
+    count = sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr(f"{TERMS}.free_bytes", lambda device: step_bytes(160, count, 160, 8))
+    optimizer = GaussNewton(model)
+    terms = [(lambda model, x: torch.cat([model(x), laplacian(model, x)]), points)]
+    with pytest.raises(
+        MemoryError, match=rf"800 residuals by {count} parameters need .* draw at most 80 points a step"
+    ):
         optimizer.step(terms)
+    with pytest.raises(MemoryError, match="draw at most 80 points"):
+        optimizer.step([(terms[0][0], points[:81])])
+    optimizer.step([(terms[0][0], points[:80])])
+    GaussNewton(model, chunk_size=10).step([(terms[0][0], points[:84])])
+
+
+def test_chunks_that_are_differentiated_at_once_are_of_the_largest_term(monkeypatch):
+    seen = []
+    monkeypatch.setattr(f"{TERMS}.step_bytes", lambda *about: seen.append(about) or 0)
+    model = network()
+    terms = [(inside, torch.rand(9, 2)), (lambda model, x: model(x) - x, torch.rand(5, 2))]
+    for chunk_size, at_once in ((None, 10), (4, 8), (7, 10)):
+        GaussNewton(model, chunk_size=chunk_size).step(terms)
+        assert seen.pop()[:3] == (19, sum(p.numel() for p in model.parameters()), at_once)
 
 
 def frozen(model):
