@@ -104,14 +104,6 @@ def test_rules_are_values(rule):
 
 
 @dataclass(frozen=True)
-class SquareRoot(Correction):
-    """A user's own rule."""
-
-    def scales(self, factors):
-        return dict.fromkeys(factors, sum(factors.values()).rsqrt())
-
-
-@dataclass(frozen=True)
 class Keys(Correction):
     """A rule that answers for other parameters than it was asked about, or for none."""
 
