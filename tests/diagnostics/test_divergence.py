@@ -16,7 +16,6 @@ from tests.fuzz.by_hand import outputs
 from tests.helpers.cases import LAYERS, quiet_same
 from tests.helpers.covering import paired
 from tests.jacobian.test_ideal_update import LowRank
-from tests.test_corrections import SquareRoot
 
 EXACT = 1e-12  # relative, float64
 SOLVED = 1e-9  # a Cholesky factor squares the condition of the rows
@@ -43,6 +42,14 @@ def agrees(found, wanted, tolerance=EXACT):
 def differs(found, wanted, tolerance=EXACT):
     with pytest.raises(AssertionError):
         agrees(found, wanted, 100 * tolerance)
+
+
+@dataclass(frozen=True)
+class SquareRoot(Correction):
+    """A user's own rule, by scales."""
+
+    def scales(self, factors):
+        return dict.fromkeys(factors, sum(factors.values()).rsqrt())
 
 
 @dataclass(frozen=True)
