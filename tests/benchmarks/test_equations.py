@@ -11,7 +11,6 @@ from scipy.stats import ttest_rel
 from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
-from benchmarks.__main__ import main
 from benchmarks.core.runs import run_all
 from benchmarks.core.store import Store, environment
 from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, SelfScaledBFGS, linearized
@@ -218,14 +217,6 @@ def test_an_arm_with_nothing_but_points_to_choose_tries_each_count_on_three_seed
 def test_problem_without_terms_refuses_optimizers_that_take_them():
     with pytest.raises(ValueError, match="has no terms, which this optimizer takes"):
         Problem.terms(Solver(EquationRun("", "none")))
-
-
-def test_study_is_reported(tmp_path, capsys):
-    command = ["equations", "--trials", "1", "--steps", "1", "--seeds", "2", "--equation", "burgers", "--width", "20"]
-    assert main([*command, "--threads", "1", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert "a travelling front; 1 steps" in printed
-    assert all(f"| {arm}, width 20 |" in printed for arm in ("GaussNewton", "SOAP", "Muon", "Adam"))
 
 
 def test_an_arm_that_ends_far_above_its_trial_is_run_at_the_next_lower_rates(tmp_path, monkeypatch):

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.__main__ import main
-from benchmarks.core.arms import arm, compared_by
-from benchmarks.core.store import Store
+from benchmarks.core.arms import compared_by
 from benchmarks.core.tune import proposals
 from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon
@@ -134,25 +132,6 @@ def test_time_is_drawn_where_one_computer_ran_all_arms():
     here, there = ({"environment": {"processor": name}} for name in ("here", "there"))
     assert list(compared_by([here, here])) == ["steps", "seconds"]
     assert list(compared_by([here, there])) == ["steps"]
-
-
-def test_arms_have_the_steps_of_their_time(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(fourier, "ARMS", [fourier.ARMS[0], fourier.ARMS[2]])
-    monkeypatch.setattr(fourier, "DEVIATIONS", (6.0,))
-    sizes = ["--trials", "2", "--crops", "2", "--steps", "6", "--rounds", "3"]
-    command = ["fourier", *sizes, "--threads", "1", "--out", str(tmp_path)]
-    assert main(command) == 0
-    store = Store(tmp_path / "fourier.jsonl")
-    white = max(1, round(6 / fourier.prices(store)["whitened SOAP"]["median"]))
-    steps = {
-        (arm(r)[1], "time_of" in r["settings"]): r["settings"]["steps"]
-        for r in store.read() if "held_out" not in r["settings"]
-    }  # fmt: skip
-    assert steps == {("adam", True): 6, ("soap", True): white, ("soap", False): 6}
-    assert {r["settings"]["crop"] for r in store.read("search")} == set(fourier.TUNED_ON)
-    printed = capsys.readouterr().out
-    assert "the time of 6 steps of Adam" in printed
-    assert (tmp_path / "fourier.png").exists()
 
 
 def test_spread_of_tuning_is_that_of_searches_on_halves_of_the_crops():

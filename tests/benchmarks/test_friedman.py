@@ -5,11 +5,8 @@ import torch
 from sklearn.datasets import make_friedman1
 from torch.func import vmap
 
-from benchmarks.__main__ import main
-from benchmarks.core.store import Store
 from benchmarks.problems import friedman
 from benchmarks.problems.friedman import Friedman, FriedmanRun, gaussian_process, points
-from benchmarks.studies.friedman import STUDIES
 
 from .conftest import reported
 
@@ -37,15 +34,6 @@ def test_terms_are_half_the_loss_of_the_points_that_a_step_reads(optimizer, coun
 def test_process_has_learned_more_from_more_points():
     few, many = (gaussian_process("friedman2", count, 1)["error"][0] for count in (20, 100))
     assert many < 0.2 * few < 0.2
-
-
-def test_study_has_a_row_for_every_method(tmp_path, capsys):
-    command = ["friedman", *STUDIES["friedman"].smoke.split(), "--threads", "1", "--out", str(tmp_path)]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert "Friedman 1, 30 points | Friedman 2, 30 points | Friedman 3, 30 points |" in printed
-    assert all(f"| {method} | " in printed for method in ("Gaussian process", "GaussNewton", "SOAP"))
-    assert {r["settings"]["seed"] for r in Store(tmp_path / "friedman.jsonl").read("search")} == {0}
 
 
 def test_lowest_error_is_bold_and_its_row_first(tmp_path):

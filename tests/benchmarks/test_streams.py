@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.__main__ import main
 from benchmarks.core.runs import NOBODY
-from benchmarks.core.store import Store
 from benchmarks.problems.streams import (
     DECAY,
     SIGNALS,
@@ -20,7 +18,7 @@ from benchmarks.problems.streams import (
     signal_of,
     train,
 )
-from benchmarks.studies.streams import ARMS, STUDIES, TUNED_ON, against, run_of, tolerated
+from benchmarks.studies.streams import against, run_of, tolerated
 
 
 @pytest.fixture(autouse=True)
@@ -127,14 +125,3 @@ def test_divergence_is_the_worst_of_ranks():
     assert against(values, rival).numbers == {"ratio": pytest.approx(0.5), "p": pytest.approx(2 / 2**10), "n": 10}
     assert against(values, {**rival, 1: math.inf}).numbers["ratio"] == pytest.approx(0.5)
     assert against(values, {**rival, 1: 0.9}).numbers["p"] > 2 / 2**10
-
-
-def test_study_has_a_row_for_every_arm_and_chooses_by_other_seeds(tmp_path, capsys):
-    command = ["streams", *STUDIES["streams"].smoke.split(), "--threads", "1", "--out", str(tmp_path)]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert all(f"| {ARMS[arm].label} | " in printed for arm in ("sgd", "proportional"))
-    assert (tmp_path / "streams.png").exists()
-    store = Store(tmp_path / "streams.jsonl")
-    assert {r["settings"]["seed"] for r in store.read("search")} == {each["seed"] for each in TUNED_ON}
-    assert {r["settings"]["seed"] for r in store.read()} == {1, 2}

@@ -8,11 +8,8 @@ import torch
 from scipy.stats import multivariate_normal
 from torch.optim import Adam
 
-from benchmarks.__main__ import main
-from benchmarks.core.store import Store
 from benchmarks.problems import surrogates as problems
 from benchmarks.problems.surrogates import Burgers, Density, RealNVP, SurrogateRun
-from benchmarks.studies import surrogates
 from benchmarks.train import train
 
 from .conftest import reported
@@ -95,22 +92,6 @@ def test_every_problem_is_learned(data_set, norm, few):
     with pytest.warns(UserWarning, match="less than half") if data_set == "burgers" else nullcontext():
         history = train(run, problem)
     assert history.error[-1] < history.error[0]
-
-
-def test_study_has_a_row_for_every_remedy(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(surrogates, "ARMS", surrogates.ARMS[:1])
-    monkeypatch.setitem(surrogates.REMEDIES, "moons", surrogates.REMEDIES["patches"])
-    smoke = surrogates.STUDIES["surrogates"].smoke.split()
-    command = ["surrogates", *smoke, "--seeds", "2", "--threads", "1", "--out", str(tmp_path)]
-    assert main(command) == 0
-    store = Store(tmp_path / "surrogates.jsonl")
-    assert {r["settings"]["seed"] for r in store.read("search")} == {0}
-    made = [(r["settings"].get("longer"), r["settings"]["steps"], r["settings"]["seed"]) for r in store.read()]
-    steps = [(longer, 4 if longer else 2, seed) for longer in (None, None, None, 2, None) for seed in (1, 2)]
-    assert made == steps
-    printed = capsys.readouterr().out
-    for arm in ("Adam", "LayerNorm, Adam", "Adam, 2 times the steps", "Adam, couplings begin as the identity"):
-        assert f"| {arm} | " in printed
 
 
 def test_cells_are_the_median_and_range_over_seeds_of_the_settings_chosen_last(tmp_path):
