@@ -150,7 +150,7 @@ def test_runs_of_less_than_a_millisecond_have_a_time_per_step(tmp_path, monkeypa
 #: One study of each way to run and to report; the others differ from them in settings, which recipes hold.
 SMALL = [
     "norm-free", "coordinates", "fourier", "equations", "friedman", "surrogates", "streams", "isometry-training",
-    "speed-gauss-newton",
+    "normalisers-plane", "speed-gauss-newton",
 ]  # fmt: skip
 
 
