@@ -4,16 +4,13 @@ import math
 from copy import deepcopy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_rel
 from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
-from benchmarks.__main__ import main
 from benchmarks.core.runs import run_all
-from benchmarks.core.store import Store, environment
+from benchmarks.core.store import Store
 from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, SelfScaledBFGS, linearized
 from benchmarks.problems import equations
 from benchmarks.problems.equations import EQUATIONS, POINTS, SOLVED, EquationRun, Fields, Solver
@@ -220,14 +217,6 @@ def test_problem_without_terms_refuses_optimizers_that_take_them():
         Problem.terms(Solver(EquationRun("", "none")))
 
 
-def test_study_is_reported(tmp_path, capsys):
-    command = ["equations", "--trials", "1", "--steps", "1", "--seeds", "2", "--equation", "burgers", "--width", "20"]
-    assert main([*command, "--threads", "1", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert "a travelling front; 1 steps" in printed
-    assert all(f"| {arm}, width 20 |" in printed for arm in ("GaussNewton", "SOAP", "Muon", "Adam"))
-
-
 def test_an_arm_that_ends_far_above_its_trial_is_run_at_the_next_lower_rates(tmp_path, monkeypatch):
     store, ends = Store(tmp_path / "equations.jsonl", "equations"), {0.1: [0.5, 0.6, None], 0.032: [0.02, 0.2, 0.01]}
     scores = {0.1: 1e-3, 0.32: 9.0, 0.032: 2e-2, 0.01: 3e-2, 0.0032: None}
@@ -248,41 +237,6 @@ def test_an_arm_that_ends_far_above_its_trial_is_run_at_the_next_lower_rates(tmp
     monkeypatch.setattr(study, "choose", choose)
     study._run(study.EquationOptions(equation="burgers", optimizer="adam", width=20, seeds=3), store)
     assert [r["settings"]["lr"] for r in store.read()] == 3 * [0.1] + 3 * [0.032]  # 0.02 is near its own trial
-
-
-def tables_of(ended, folder):
-    """The tables of some final errors, by seed, of optimizer and width."""
-    store = Store(folder / "equations.jsonl", "equations")
-    for (optimizer, hidden), errors in ended.items():
-        for seed, error in enumerate(errors):
-            run = EquationRun("", "none", optimizer=optimizer, hidden=hidden, seed=seed)
-            line = {"steps": [0, 9], "error": [1e9, error], "seconds": [0.0, 7.0]}
-            store.add(run.key(), {"settings": run.settings(), "environment": environment(), **line})
-    return study.report(store, "equations", folder)
-
-
-def test_a_table_has_the_better_network_of_every_arm(tmp_path):
-    ended = {("soap", 20): (1e-3, 1e-6, 5e-4), ("soap", 50): (9.0, 9.0, 0.1), ("spring", 20): (5.0, None, None)}
-    tables = tables_of(ended, tmp_path)
-    errors, times = (
-        [[getattr(cell, "text", cell) for cell in row] for row in tables[f"equations-{kind}"].parts[0].rows]
-        for kind in ("errors", "times")
-    )
-    assert errors == [["Burgers", "**5.0e-04**", "inf ≈"]]
-    assert times == [["Burgers", "7, –", "–, –"]]
-
-
-def test_an_error_that_is_not_shown_to_be_above_the_lowest_is_marked(tmp_path):
-    ended = {"soap": (1e-6, 2e-6, 3e-6), "spring": (1e-3, 2.1e-3, 2.9e-3), "muon": (4e-6, 1.5e-6, 9e-6)}
-    ended["adam"] = (5.0, None, 2.0)
-    tables = tables_of({(optimizer, 20): errors for optimizer, errors in ended.items()}, tmp_path)
-    (row,) = tables["equations-errors"].parts[0].rows
-    assert [cell.text for cell in row[1:]] == ["**2.0e-06**", "2.1e-03", "4.0e-06 ≈", "5.0e+00"]
-    ended["adam"] = (1.0, 1.0, 1.0)
-    first, second, third = sorted(ttest_rel(*np.log10([ended[n], ended["soap"]])).pvalue for n in ended if n != "soap")
-    wanted = [3 * first, max(3 * first, 2 * second), max(3 * first, 2 * second, third)]
-    assert sorted(cell.numbers["holm"] for cell in row[2:]) == pytest.approx(wanted)
-    assert row[1].numbers["holm"] is None
 
 
 def test_runs_are_varied_with_the_settings_that_trials_chose(tmp_path, monkeypatch):

@@ -4,35 +4,19 @@ import math
 
 import pytest
 import torch
+from sklearn.datasets import make_friedman1
 from torch import nn
+from torch.func import vmap
 
-from benchmarks.__main__ import main
-from benchmarks.core.arms import arm, compared_by
-from benchmarks.core.store import Store
-from benchmarks.core.tune import proposals
+from benchmarks.core.arms import compared_by
 from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon
-from benchmarks.problems import pictures, regression
+from benchmarks.problems import friedman, pictures, regression
 from benchmarks.problems.equations import EquationRun, Solver
+from benchmarks.problems.friedman import Friedman, FriedmanRun, gaussian_process, points
 from benchmarks.problems.pictures import CoordinateRun, Fit, psnr
 from benchmarks.studies import fourier
 from benchmarks.train import FieldRun, carried, train
-
-
-def searched(loss, start, trials):
-    tried = {}
-    while new := proposals(start, tried, trials):
-        tried |= {point: loss(point) for point in new}
-    return tried
-
-
-def test_search_finds_the_best_rate_and_damping_within_its_trials_and_goes_on_until_the_best_rate_is_inside():
-    tried = searched(lambda point: (point[0] + 6) ** 2 + (point[1] + 11) ** 2, (-16, -8), 30)
-    assert len(tried) == 30
-    assert min(tried, key=tried.get) == (-6, -11)
-    rates = sorted(point[0] for point in searched(lambda point: abs(point[0] - 40), (0,), 3))
-    assert len(rates) > 3
-    assert rates[0] < 40 < rates[-1]
 
 
 def test_muon_steps_along_the_polar_factor_of_the_gradient():
@@ -86,29 +70,13 @@ def test_features_have_the_deviation_of_their_run():
     assert torch.equal(wide[0].projections, 2 * plain[0].projections)
 
 
-def by_autograd(problem, u, x):
-    """What `carried` returns, by two reverse passes."""
-    x = x.clone().requires_grad_()
-    (first,) = torch.autograd.grad(u(x).sum(), x, create_graph=True)
-    seconds = [torch.autograd.grad(first[:, k].sum(), x, retain_graph=True)[0][:, k] for k in range(2)]
-    return u(x), first, sum(c * second for c, second in zip(problem.equation.weights, seconds, strict=True))
-
-
-@pytest.mark.parametrize("equation", ["poisson", "heat"])
-def test_derivatives_carried_forward_are_those_of_two_reverse_passes(equation):
-    problem = Solver(EquationRun("", "none", equation=equation))
-    model, x = problem.model(), torch.rand(50, 2, dtype=torch.float64)
-    counted = []
-    found = carried(model, x, problem.equation.weights, lambda layer, rows: counted.append((layer, rows)))
-    wanted = by_autograd(problem, lambda x: model(x).squeeze(-1), x)
-    carried_along = (each[:, 0] for each in found)  # of the one output
-    assert all(torch.allclose(*pair, rtol=0, atol=1e-12) for pair in zip(carried_along, wanted, strict=True))
-    assert wanted[2].abs().max() > 1e-3
+def test_rows_that_count_are_the_derivatives_of_what_a_layer_reads():
+    problem, x, counted = Solver(EquationRun("", "none", equation="heat")), torch.rand(50, 2).double(), []
+    model, weights = problem.model(), problem.equation.weights
+    carried(model, x, weights, lambda layer, rows: counted.append((layer, rows)))
     assert [layer for layer, _ in counted] == [layer for layer in model if isinstance(layer, nn.Linear)]
-    # The rows of the second layer are the derivatives of what it reads.
-    within = by_autograd(problem, lambda x: model[:2](x)[:, 5], x)
-    assert torch.allclose(counted[1][1][:, :2, 5], within[1], atol=1e-12)
-    assert torch.allclose(counted[1][1][:, 2, 5], within[2], atol=1e-12)
+    _, first, second = carried(model[:2], x, weights)
+    assert torch.allclose(counted[1][1], torch.cat([first.mT, second.unsqueeze(1)], 1))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon", "soap", "lbfgs"])
@@ -136,50 +104,14 @@ def test_time_is_drawn_where_one_computer_ran_all_arms():
     assert list(compared_by([here, there])) == ["steps"]
 
 
-def test_arms_have_the_steps_of_their_time(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(fourier, "ARMS", [fourier.ARMS[0], fourier.ARMS[2]])
-    monkeypatch.setattr(fourier, "DEVIATIONS", (6.0,))
-    sizes = ["--trials", "2", "--crops", "2", "--steps", "6", "--rounds", "3"]
-    command = ["fourier", *sizes, "--threads", "1", "--out", str(tmp_path)]
-    assert main(command) == 0
-    store = Store(tmp_path / "fourier.jsonl")
-    white = max(1, round(6 / fourier.prices(store)["whitened SOAP"]["median"]))
-    steps = {
-        (arm(r)[1], "time_of" in r["settings"]): r["settings"]["steps"]
-        for r in store.read() if "held_out" not in r["settings"]
-    }  # fmt: skip
-    assert steps == {("adam", True): 6, ("soap", True): white, ("soap", False): 6}
-    assert {r["settings"]["crop"] for r in store.read("search")} == set(fourier.TUNED_ON)
-    printed = capsys.readouterr().out
-    assert "the time of 6 steps of Adam" in printed
-    assert (tmp_path / "fourier.png").exists()
+def test_regret_is_of_dampings_whose_runs_are_all_there():
+    def trial(damping, crop):
+        settings = {"method": "whitened", "optimizer": "adam", "damping": damping, "lr": 0.01, "crop": crop}
+        return {"settings": settings, "score": 1.0}
 
-
-def test_spread_of_tuning_is_that_of_searches_on_halves_of_the_crops():
-    first, second, third, fourth = fourier.TUNED_ON
-    level = dict.fromkeys(fourier.TUNED_ON, 20.0)
-    assert fourier.tuning_spread({"a": level, "b": dict.fromkeys(level, 10.0)}) == 0
-    # Crops 1 and 2 choose b, whose mean is 1 lower; 3 and 4 choose a, and so do the halves of the other two ways.
-    b = {first: 21.0, second: 21.0, third: 17.0, fourth: 17.0}
-    assert fourier.tuning_spread({"a": level, "b": b}) == pytest.approx(1 / 3)
-
-
-def test_regret_of_a_damping_is_at_its_best_rate_against_the_best_of_its_search():
-    def trial(damping, lr, score, **more):
-        return {
-            "settings": {"method": "whitened", "optimizer": "adam", "damping": damping, "lr": lr, **more},
-            "score": score,
-        }
-
-    trials = [
-        trial(0.1, 0.01, 5.0), trial(0.1, 0.03, 4.0), trial(0.32, 0.01, 7.0), trial(0.32, 0.03, None),
-        trial(0.1, 0.01, 1.0, network="wide"), trial(1.0, 0.01, 0.5, network="wide"),
-        trial(1.0, 0.01, 0.0, method="none"),
-    ]  # fmt: skip
-    searches = [search.dropna().to_dict() for _, search in regrets(trials, float).loc["Adam"].iterrows()]
-    assert searches == [{-8: 0.0, -4: 3.0}, {-8: 0.5, 0: 0.0}]
-    halves = [trial(0.1, 0.01, 1.0, crop=crop) for crop in (0, 1)] + [trial(1.0, 0.01, 0.0, crop=0)]
-    assert regrets(halves, float).empty  # of the second damping one of two runs is there
+    part = [trial(0.1, 0), trial(0.1, 1), trial(1.0, 0)]
+    assert regrets(part, float).empty
+    assert len(regrets([*part, trial(1.0, 1)], float)) == 1
 
 
 @pytest.mark.parametrize("data_set", ["friedman1-10000", "diabetes"])
@@ -192,3 +124,28 @@ def test_white_columns_are_uncorrelated_over_rows_that_train_and_keep_what_the_c
     assert torch.equal(values, same)
     map_back = torch.linalg.lstsq(white.double(), plain.double()).solution
     assert torch.allclose(white_held_out.double() @ map_back, held_out.double(), atol=1e-4)
+
+
+def test_points_are_standardised_over_those_to_learn_from():
+    (x, y), (test, values) = points("friedman1", 400, 3)
+    assert torch.cat([x, y], 1).mean(0).abs().max() < 1e-12
+    assert (torch.cat([x, y], 1).var(0, unbiased=False) - 1).abs().max() < 1e-12
+    _, wanted = make_friedman1(n_samples=400 + len(test), random_state=3)
+    assert values.ravel().numpy() * wanted[:400].std() + wanted[:400].mean() == pytest.approx(wanted[400:])
+    assert not torch.equal(test.mean(0), torch.zeros(10, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("optimizer", "count"), [("adam", 50), ("lbfgs", 80)])
+def test_terms_are_half_the_loss_of_the_points_that_a_step_reads(optimizer, count, monkeypatch):
+    monkeypatch.setattr(friedman, "BATCH", 50)
+    run = FriedmanRun("", "none", optimizer=optimizer, points=80)
+    batch, single = Friedman(run), Friedman(run)
+    model, ((residual, x, y),) = batch.model(), single.terms()
+    assert len(x) == len(y) == count
+    half = vmap(lambda *sample: residual(model, *sample))(x, y).square().mean() / 2
+    assert batch.loss(model, None).item() == pytest.approx(2 * half.item(), rel=1e-12)
+
+
+def test_process_has_learned_more_from_more_points():
+    few, many = (gaussian_process("friedman2", count, 1)["error"][0] for count in (20, 100))
+    assert many < 0.2 * few < 0.2

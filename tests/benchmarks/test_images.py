@@ -1,16 +1,18 @@
-"""The ensemble trainer gives every seed the numbers a plain loop gives it."""
+"""The ensemble trainer gives every seed the numbers a plain loop gives it, and every trial those that it has alone."""
 
 from dataclasses import replace
 from itertools import cycle
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks import ensemble
+from benchmarks.core.runs import pace
 from benchmarks.data import Dataset, load
-from benchmarks.ensemble import Ensemble, Loops, epoch_orders, train
-from benchmarks.methods import METHODS
-from benchmarks.problems.images import NETWORKS, ImageRun, build_model
+from benchmarks.ensemble import IMAGES, Ensemble, Loops, build_optimizer, epoch_orders, set_rate, train, train_family
+from benchmarks.methods import MAC, METHODS
+from benchmarks.problems.images import NETWORKS, ImageRun, build_model, held_out
 
 STEPS = 6
 #: What trains as one program.
@@ -70,6 +72,7 @@ def test_a_missing_compiler_is_said(digits, monkeypatch):
 ON_OTHERS = ["none", "batchnorm", "l2-patch", "affine-like", "proportional", "batch-ideal", "uc-network"]
 OTHERS = [
     *({"method": m, "network": n} for m, n in zip(ON_OTHERS, cycle(name for name in NETWORKS if name))),
+    {"method": "none", "schedule": "cosine"},
     *({"method": m, "backend": "jacobian", "seeds": (0,)} for m in ("none", "batchnorm", "proportional")),
     # Each model's own: Muon's iteration does not act elementwise, so that a stack of them would be another matrix.
     *(
@@ -120,3 +123,81 @@ def test_every_epoch_is_a_new_permutation():
 def test_batch_larger_than_the_data_is_refused(digits):
     with pytest.raises(ValueError, match="batch_size is 5000, but the training set has only 1438 samples"):
         train(ImageRun("digits", "none", "tanh", batch_size=5000), digits)
+
+
+FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
+
+
+@pytest.mark.parametrize(("method", "optimizer"), [("none", "sgd"), ("batch-ideal", "adam"), ("batchnorm", "momentum")])
+def test_trials_side_by_side_are_the_runs_alone(optimizer, method, digits):
+    first = replace(FINAL, method=method, optimizer=optimizer, seeds=(3,), lr=0.01, validation=True, epochs=1)
+    runs = [first, replace(first, lr=0.03, weight_decay=1e-2)]
+    together = [torch.tensor(history.step_losses) for history in train_family(runs, digits)]
+    for run, losses in zip(runs, together, strict=True):
+        alone = torch.tensor(train(run, digits).step_losses)
+        assert ((losses - alone).abs() / alone).max() <= 1e-10
+    assert (together[0] - together[1]).abs().max() > 1e-4
+
+
+def test_held_out_tenth_is_never_trained_on(digits):
+    count = len(digits.train_labels)
+    split = held_out(digits._replace(train_inputs=torch.arange(count).unsqueeze(1)))
+    train_rows, test_rows = (set(rows.flatten().tolist()) for rows in (split.train_inputs, split.test_inputs))
+    assert len(test_rows) == count // 10
+    assert not train_rows & test_rows
+    assert len(train_rows | test_rows) == count
+
+
+def test_pace_of_a_run_that_holds_samples_out(digits):
+    run = replace(FINAL, validation=True, batch_size=64)
+    assert pace(run, IMAGES, digits) > 0  # its steps stay within the other samples
+
+
+def test_cosine_goes_from_the_rate_to_nothing(digits):
+    run = replace(FINAL, lr=0.1)
+    trainer = Ensemble([run], digits)
+    for progress, wanted in ((0.0, 0.1), (0.5, 0.05), (1.0, 0.0)):
+        set_rate(run, trainer.optimizers, progress)
+        assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(wanted)
+
+
+@pytest.mark.integration
+def test_muon_steps_what_is_inside_and_adam_the_rest():
+    pytest.importorskip("pytorch_optimizer")
+    run = ImageRun("digits", "none", "tanh", (8, 6, 6), optimizer="muon", lr=0.01, network="cnn")
+    model = build_model(run, load("digits"), 0)
+    optimizer = build_optimizer(run, run.make_method(), model.parameters())
+    before = [p.detach().clone() for p in model.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    gradients = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    *inside, last = [place for place, p in enumerate(before) if p.dim() > 1]
+    assert len(inside) == 3
+    for place, (p, old, gradient) in enumerate(zip(model.parameters(), before, gradients, strict=True)):
+        step = (p.detach() - old).flatten(1) if p.dim() > 1 else p.detach() - old
+        if place in inside:
+            # Newton–Schulz in bfloat16 brings singular values to between 0.7 and 1.2; the step has Adam's RMS.
+            values = torch.linalg.svdvals(step) / (0.01 * 0.2 * max(step.shape) ** 0.5)
+            assert values.min() > 0.5
+            assert values.max() < 1.3
+        else:
+            assert torch.allclose(step.view_as(gradient), -0.01 * gradient.sign(), rtol=1e-4)
+    assert last not in inside
+
+
+def test_fused_optimizers_read_the_gradients_of_mac():
+    """They take a gradient to lie in memory as its parameter does."""
+
+    def moved(fused):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3)
+        opt = MAC(torch.optim.Adam(layer.parameters(), lr=0.1, fused=fused), layer, damping=0.5)
+        for _ in range(3):
+            opt.zero_grad()
+            layer(torch.randn(5, 4)).square().sum().backward()
+            opt.step()
+        return layer.weight
+
+    torch.testing.assert_close(moved(True), moved(False))

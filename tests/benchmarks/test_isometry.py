@@ -98,25 +98,3 @@ def test_widths_are_compared_on_the_same_samples(few, tmp_path, monkeypatch, cap
     printed = capsys.readouterr().out
     assert f"| 80, 40 | {first:.3f} |" in printed
     assert f"| {last:.3f} |" in printed
-
-
-def test_normalisers_put_the_points_where_their_formulas_say(tmp_path, capsys):
-    assert main(["normalisers-plane", "--out", str(tmp_path)]) == 0
-    (result,) = Store(tmp_path / "normalisers-plane.jsonl").read()
-    points = {name: torch.tensor([each["x"], each["y"]]).T for name, each in result["outputs"].items()}
-    inputs = torch.tensor([result["inputs"]["x"], result["inputs"]["y"]]).T
-    assert inputs.shape == (1000, 2)
-    lengths = inputs.norm(dim=1, keepdim=True)
-    wanted = {
-        "BatchNorm": (inputs - inputs.mean(0)) / inputs.std(0, unbiased=False),
-        "L2 norm": inputs / lengths,
-        "RMSNorm": inputs / lengths * math.sqrt(2),
-        "affine-like": inputs / (1 + lengths.square()).sqrt(),
-    }
-    for name, each in wanted.items():
-        torch.testing.assert_close(points[name], each, rtol=0, atol=1e-2 if name in ("L2 norm", "RMSNorm") else 1e-3)
-    # Two numbers less their mean keep a sign alone, but where eps is as large as they are.
-    layer_norm = points["LayerNorm"]
-    torch.testing.assert_close(layer_norm[:, 0], -layer_norm[:, 1], rtol=0, atol=1e-3)
-    assert (layer_norm.abs() > 0.9).double().mean() > 0.98
-    assert "| affine-like |" in capsys.readouterr().out

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from benchmarks import optimizers
+from benchmarks.__main__ import main
+from benchmarks.core.store import Store
 from benchmarks.methods import METHODS
 from benchmarks.optimizers import PACKAGES, matrices
 from benchmarks.problems.language import (
@@ -20,8 +22,11 @@ from benchmarks.problems.language import (
     is_installed,
     train,
 )  # fmt: skip
+from benchmarks.studies.texts import curve
 from examples import gpt as text
 from examples.gpt import GPT, NORMS, PRESETS, all_windows
+
+from .conftest import STORES, reported
 
 ADAMW = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-2, steps=6, preset="tiny")
 BATCH_IDEAL = replace(ADAMW, method="batch-ideal-adamw", damping=0.3)
@@ -136,3 +141,76 @@ def test_damping_is_the_runs(sample):
 def test_text_shorter_than_a_window_is_refused():
     with pytest.raises(ValueError, match="a part of the text has 3 characters, fewer than one window's 9"):
         train(ADAMW, text.split("abcdefghij" * 3))
+
+
+@pytest.mark.parametrize("method", ["adamw", "muon"])
+def test_embeddings_have_a_rate_of_their_own_where_it_is_asked_for(method):
+    def moved(embedding_lr):
+        run = TextRun("t", method, "none", 1e-2, preset="tiny", embedding_lr=embedding_lr)
+        model = build_model(run, 11)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        for optimizer in build_optimizers(model, run):
+            optimizer.step()
+        return {name: (p - before[name]).abs().mean().item() for name, p in model.named_parameters()}
+
+    rest, own = moved(None), moved(0.5)
+    for name, step in rest.items():
+        assert own[name] == pytest.approx(0.5 if "embedding" in name else step, rel=1e-4), name
+
+
+def test_embeddings_are_drawn_as_asked_and_nothing_else_changes():
+    run = TextRun("t", "adamw", "none", 1e-2, preset="tiny")
+    plain, wide = (build_model(replace(run, embedding_deviation=deviation), 11) for deviation in (None, 1.0))
+    for (name, p), q in zip(plain.named_parameters(), wide.parameters(), strict=True):
+        assert torch.allclose(q, 50 * p if name.endswith("embedding.weight") else p), name
+
+
+def test_gradients_are_cut_to_the_norm(sample):
+    run = TextRun(text.DEFAULT, "sgd", "none", 1e-2, preset="tiny", clip=1e-3)
+    trainer = Trainer(run, sample)
+    trainer.step(1, sample.train[:36].view(4, 9))
+    norms = [p.grad.norm() for p in trainer.model.parameters()]
+    assert torch.stack(norms).norm() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_sizes_are_those_of_the_residual_stream_and_the_logits(sample):
+    run = TextRun(text.DEFAULT, "adamw", "none", 1e-9, steps=1, preset="tiny", embedding_deviation=1.0)
+    rms = train(run, sample).rms
+    assert len(rms) == 3  # before its one block, after it, logits
+    assert rms[0] == pytest.approx(math.sqrt(2), rel=0.1)  # a token and a position, of variance 1 each
+    assert rms[2] < 0.2
+
+
+def test_a_search_keeps_scores_alone_and_steps_are_timed(tmp_path, file):
+    arguments = ["char-lm", "--preset", "tiny", "--steps", "4", "--norms", "none", "--device", "cpu", "--seeds", "2"]
+    arguments += ["--methods", "adamw", "batch-ideal-adamw", "--lr", "1e-5", "1e-2", "--damping", "0.3"]
+    arguments += ["--data", str(file), "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    store = Store(tmp_path / "char-lm.jsonl")
+    searched, final = store.read("search"), store.read()
+    assert all("train_loss" not in r for r in searched)
+    best = min(r["score"] for r in searched)
+    assert best in {r["validation_loss"][-1] for r in final}  # the same run, bit for bit
+    assert main([*arguments, "--time"]) == 0
+    (time,) = store.read("time")
+    assert set(time["time_ratio"]) == {"adamw", "batch-ideal-adamw"}
+
+
+def test_runs_that_diverged_are_counted_and_left_out_of_curves(tmp_path):
+    whole = next(r for r in STORES["char-lm"].read() if r["settings"]["method"] == "adamw")
+    settings = {**whole["settings"], "seed": 10}
+    diverged = {**whole, "validation_loss": [*whole["validation_loss"][:-1], None], "test_loss": None}
+    diverged |= {"settings": settings, "diverged": True}
+    assert "diverged, 1 of 2 | diverged, 1 of 2 |" in reported(tmp_path, "char-lm", [whole, diverged])["name"]
+    other = [loss and loss + 1.0 for loss in diverged["validation_loss"]]
+    means = curve([whole, {**diverged, "validation_loss": other}]).groupby("steps")["loss"].mean()
+    assert list(means.index) == whole["steps"][:-1]
+    assert list(means) == pytest.approx([loss + 0.5 for loss in whole["validation_loss"][:-1]])
+
+
+def test_methods_of_one_figure_have_colours_of_their_own():
+    for kind in ("images", "language"):
+        colors = [method.color for method in METHODS.values() if method.applies == kind]
+        assert len(set(colors)) == len(colors)

@@ -12,7 +12,7 @@ from benchmarks.ensemble import Loops
 from benchmarks.problems.images import ImageRun, take
 from benchmarks.studies import mechanism
 
-from .conftest import reported, result, stored
+from .conftest import result, stored
 
 
 @pytest.mark.parametrize("method", ["none", "batch-ideal", "whitened"])
@@ -30,21 +30,6 @@ def test_first_point_is_the_divergence_of_the_first_step(method):
         measured = divergence(trainer.models[0], F.cross_entropy, inputs, labels, optimizer=trainer.optimizers[0])
         cosines += [layer.cosine.nanmedian() for layer in measured.layers.values()]
     assert found["cosine"][0] == pytest.approx(torch.stack(cosines).mean().item(), rel=1e-5)
-
-
-def test_ranks_are_of_runs_that_did_not_diverge(tmp_path):
-    accuracies = [50.0, 60.0, 70.0, 80.0, 10.0]
-    runs = [
-        {**result(lr=accuracy, accuracies=()), "accuracy": [accuracy], "cosine": [accuracy / 100, None],
-         "gain_spread": [-accuracy], "interference": [accuracy**2]}
-        for accuracy in accuracies
-    ]  # fmt: skip
-    members = mechanism.groups(runs)["all"]
-    assert len(members) == 4
-    assert mechanism.rank(members, "cosine").statistic == pytest.approx(1)
-    assert mechanism.rank(members, "gain_spread").statistic == pytest.approx(-1)
-    section = reported(tmp_path, "mechanism", runs)["name"]
-    assert "| all | 4 | +1.00 (0.083) | -1.00 (0.083) | +1.00 (0.083) |" in section  # two of 24 orders
 
 
 def test_command_follows_the_runs_of_a_file(tmp_path, capsys):

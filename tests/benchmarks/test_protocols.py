@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.core.store import Store, setting
-from benchmarks.core.tables import grouped
 from benchmarks.data import Dataset, load
 from benchmarks.ensemble import epoch_orders, train
 from benchmarks.grids import OF_PAPER
@@ -19,8 +16,6 @@ from benchmarks.methods import METHODS
 from benchmarks.problems import isometry
 from benchmarks.problems.images import DEPARTURES, ImageRun, build_model, depart
 from benchmarks.studies import isometry_training
-
-from .conftest import RESULTS
 
 PATCHES = ["l2-patch", "l2-patch-half"]
 SEED = 3
@@ -83,10 +78,8 @@ class Words(nn.Module):
 
     def __init__(self, run, features, classes):
         super().__init__()
-        self.run, self.act = (
-            run,
-            {"tanh": torch.tanh, "leaky-relu": F.leaky_relu, "identity": lambda x: x}[run.activation],
-        )
+        activations = {"tanh": torch.tanh, "leaky-relu": F.leaky_relu, "identity": lambda x: x}
+        self.run, self.act = run, activations[run.activation]
         sizes = [features, *run.hidden]
         if run.network in ("cnn", "cnn-pool"):
             self.channels, self.side = 3, int((features / 3) ** 0.5)
@@ -196,17 +189,6 @@ def test_presets_have_the_papers_sizes(study, tmp_path):
     shorter = planned(study, "--preset", "reduced", tmp_path=tmp_path)
     assert {(run.hidden, run.activation) for run in shorter} <= {(run.hidden, run.activation) for run in runs}
     assert all(run.epochs < 100 and len(run.seeds) in (3, 5) for run in shorter)
-
-
-def test_rates_of_unit_consistency_are_around_the_best_of_the_sweep(tmp_path):
-    swept = grouped(Store(RESULTS / "uc-sweep.jsonl").read(), setting("optimizer", "method"))
-    best = {key: max(runs, key=lambda r: fmean(r["test_accuracy"][-1])) for key, runs in swept.items()}
-    found = grouped(planned("uc-batch", tmp_path=tmp_path), lambda run: (run.optimizer, run.method))
-    assert {key: sorted({run.lr for run in runs})[1] for key, runs in found.items() if key in best} == {
-        key: run["settings"]["lr"] for key, run in best.items() if key in found
-    }
-    for run in planned("uc-rescaled", tmp_path=tmp_path):
-        assert run.lr == best[run.optimizer, run.method]["settings"]["lr"]
 
 
 def test_isometry_trains_norm_linear_activation(tmp_path):

@@ -8,20 +8,11 @@ import pytest
 
 from benchmarks.__main__ import TABLES, main
 from benchmarks.catalogue import STUDIES
-from benchmarks.core.study import files, insert, report, shown, write_tables
-from benchmarks.core.tables import Section, Table, estimate, exact
+from benchmarks.core.study import files, insert, report, shown
+from benchmarks.core.tables import Section, Table
 from benchmarks.digests import DIGESTS, values
 
 from .conftest import RESULTS, ROOT, STORES, reported, result, stored
-
-
-def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
-    def section(*pairs):
-        runs = [result(lr=lr, optimizer="sgd", accuracies=((a, a),), validation=True) for lr, a in pairs]
-        return reported(tmp_path, "uc-sweep", runs)["name"]
-
-    assert "| sgd | none | 0.3 | 50.00 ± 0.00 | 0.3, 1 |" in section((0.1, 30.0), (0.3, 50.0), (1.0, 49.0), (3.0, 10.0))
-    assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in section((0.03, 60.0))
 
 
 def test_other_protocols_are_other_tables(tmp_path):
@@ -48,27 +39,6 @@ def test_table1_shows_what_is_there_and_what_is_not(tmp_path):
 def test_no_results_say_what_to_run():
     with pytest.raises(FileNotFoundError, match="python -m benchmarks digits"):
         report([], STUDIES)
-
-
-def test_a_page_has_the_rows_worth_it_and_a_link_to_all(tmp_path):
-    rows = [["one", estimate([1.0, 2.0])], ["`two`", exact(1 / 3, ".1f")], ["three", ""]]
-    table = Table(["name", "figure, % (p)"], rows, [True, False, False], "whole")
-    section = Section(["**Heading**", table, "Caption."])
-    page = tmp_path / "docs" / "page.md"
-    page.parent.mkdir()
-    page.write_text("<!-- results:x --><!-- end --><!-- link:x --><!-- end -->")
-    shown, link = insert(page, {"x": section}, tmp_path / "docs" / "tables").split("<!-- link:x -->")
-    assert link == "\n\nAll rows: [x-whole.csv](tables/x-whole.csv).\n\n<!-- end -->"
-    assert "**Heading**" in shown
-    assert "| one | 1.50 ± 0.50 |\n\nCaption. All rows: [x-whole.csv](tables/x-whole.csv)." in shown
-    assert all(row in section.text for row in ("| one | 1.50 ± 0.50 |", "| `two` | 0.3 |", "| three |  |"))
-    write_tables({"x": section}, tmp_path / "tables")
-    assert (tmp_path / "tables" / "x-whole.csv").read_text().splitlines() == [
-        'name,"figure, %","figure, % error","figure, % n"',
-        "one,1.5,0.5,2",
-        f"two,{1 / 3},,",
-        "three,,,",
-    ]
 
 
 @pytest.mark.parametrize(

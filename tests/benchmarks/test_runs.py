@@ -10,7 +10,7 @@ from torch import nn
 from adiv_optim import Disproportional, Proportional
 from benchmarks.catalogue import STUDIES
 from benchmarks.core.store import environment, public_name
-from benchmarks.grids import expand
+from benchmarks.grids import best_optimizer, expand
 from benchmarks.methods import METHODS
 from benchmarks.problems.equations import EquationRun
 from benchmarks.problems.friedman import FriedmanRun
@@ -21,7 +21,7 @@ from benchmarks.problems.regression import TableRun
 from benchmarks.problems.streams import StreamRun
 from benchmarks.problems.surrogates import SurrogateRun
 
-from .conftest import STORES
+from .conftest import STORES, result, stored
 
 FIELDS = {
     "fourier": CoordinateRun, "coordinates": CoordinateRun, "initialisation": CoordinateRun,
@@ -72,8 +72,8 @@ def test_what_a_method_computes_is_told_by_its_numbers(monkeypatch):
 def test_committed_results_are_of_the_rules_of_today():
     for store in STORES.values():
         assert store.study in STUDIES
-        for part, result in ((name, each) for name in (None, "search", "trials") for each in store.read(name)):
-            settings = result["settings"]
+        for part, line in ((name, each) for name in (None, "search", "trials") for each in store.read(name)):
+            settings = line["settings"]
             if "method" not in settings:  # a measurement
                 continue
             kind = FIELDS.get(store.study, TextRun if "norm" in settings else ImageRun)
@@ -81,7 +81,7 @@ def test_committed_results_are_of_the_rules_of_today():
                 continue
             own = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
             run = kind(**({"steps": None} if "seconds" in own else {}), **own)
-            assert (result["key"], result["computes"]) == (run.key(part), run.computes()), (store.path, settings)
+            assert (line["key"], line["computes"]) == (run.key(part), run.computes()), (store.path, settings)
 
 
 #: A run, what is changed of it, and what is said.
@@ -113,6 +113,15 @@ def test_grids_are_every_combination_with_what_is_given_in_their_place():
     assert {run.seeds for run in runs} == {(0, 1)}
     alike = [{**grids[0], "lr": lr} for lr in ([0.1], [0.3])]
     assert expand(alike, {"seeds": 2, "lr": [0.1, 0.2]}) == runs
+
+
+def test_best_optimizer_is_that_of_the_best_trial_and_no_rivals(tmp_path):
+    scores = {"sgd": 51.0, "muon": 52.0, "soap": 70.0}
+    trials = [{**result(optimizer=name), "part": "search", "score": score} for name, score in scores.items()]
+    store = stored(tmp_path, "mlp-tuned", trials)
+    assert best_optimizer(store, "none", "tanh") == "muon"
+    with pytest.raises(LookupError, match="no trials of batchnorm with tanh"):
+        best_optimizer(store, "batchnorm", "tanh")
 
 
 def test_environment_names_versions_hardware_commit_and_day(monkeypatch):

@@ -98,14 +98,3 @@ def test_parts_of_a_gauss_newton_step_are_those_that_are_timed(rows, width):
     assert step.shape == (jacobian.shape[1],)
     losses = [timed["step"]().item() for _ in range(5)]
     assert len(set(losses)) == 5  # points are drawn anew
-
-
-def test_costs_of_a_gauss_newton_step_are_in_plain_steps(tmp_path, capsys):
-    smoke = gauss_newton.STUDIES["speed-gauss-newton"].smoke.split()
-    assert main(["speed-gauss-newton", *smoke, "--threads", "1", "--out", str(tmp_path)]) == 0
-    (result,) = Store(tmp_path / "speed-gauss-newton.jsonl").read()
-    assert (result["rows"], result["parameters"]) == (3, 21)
-    middle = result["ratios"]["jacobian"]["median"]
-    assert f"| 21 | 3 | {result['plain_ms']:.1f} | {result['ratios']['step']['median']:.3g} | {middle:.3g} |" in (
-        capsys.readouterr().out
-    )

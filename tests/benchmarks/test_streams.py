@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.__main__ import main
 from benchmarks.core.runs import NOBODY
-from benchmarks.core.store import Store
 from benchmarks.problems.streams import (
     DECAY,
     SIGNALS,
@@ -20,7 +18,7 @@ from benchmarks.problems.streams import (
     signal_of,
     train,
 )
-from benchmarks.studies.streams import ARMS, STUDIES, TUNED_ON, against, run_of, tolerated
+from benchmarks.studies.streams import run_of
 
 
 @pytest.fixture(autouse=True)
@@ -112,29 +110,3 @@ def test_error_is_relative_to_scaled_targets_of_the_second_half():
 def test_a_network_that_diverges_has_no_error():
     assert train(run_of("sgd", lr=1e9, steps=60), NOBODY)["error"] is None
     assert 0 < train(run_of("sgd", lr=0.01, steps=60), NOBODY)["error"] < 10
-
-
-def test_range_of_rates_lies_between_the_rates_that_are_worse():
-    errors = {0.1: 1.21, 1.0: 1.0, 10.0: math.inf}
-    low, high = tolerated(errors)
-    assert low == pytest.approx(10**-0.5)
-    assert high == 1.0
-    assert tolerated({0.1: 1.05, 1.0: 1.0, 10.0: 1.0}) == (0.1, 10.0)
-
-
-def test_divergence_is_the_worst_of_ranks():
-    values, rival = (dict.fromkeys(range(1, 11), error) for error in (1.0, 2.0))
-    assert against(values, rival).numbers == {"ratio": pytest.approx(0.5), "p": pytest.approx(2 / 2**10), "n": 10}
-    assert against(values, {**rival, 1: math.inf}).numbers["ratio"] == pytest.approx(0.5)
-    assert against(values, {**rival, 1: 0.9}).numbers["p"] > 2 / 2**10
-
-
-def test_study_has_a_row_for_every_arm_and_chooses_by_other_seeds(tmp_path, capsys):
-    command = ["streams", *STUDIES["streams"].smoke.split(), "--threads", "1", "--out", str(tmp_path)]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    assert all(f"| {ARMS[arm].label} | " in printed for arm in ("sgd", "proportional"))
-    assert (tmp_path / "streams.png").exists()
-    store = Store(tmp_path / "streams.jsonl")
-    assert {r["settings"]["seed"] for r in store.read("search")} == {each["seed"] for each in TUNED_ON}
-    assert {r["settings"]["seed"] for r in store.read()} == {1, 2}

@@ -147,6 +147,25 @@ def test_runs_of_less_than_a_millisecond_have_a_time_per_step(tmp_path, monkeypa
         assert page.count("| 1.00 |") == 2
 
 
+#: One study of each way to run and to report; the others differ from them in settings, which recipes hold.
+SMALL = [
+    "norm-free", "coordinates", "fourier", "equations", "friedman", "surrogates", "streams", "isometry-training",
+    "normalisers-plane", "speed-gauss-newton",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_run_of_a_study_is_reported_and_goes_on_where_it_was_stopped(name, tmp_path, file, capsys):
+    study, path = STUDIES[name], tmp_path / f"{name}.jsonl"
+    data = {"text": ["--data", str(file)], "images": ["--data", "digits"], "": []}[study.data]
+    command = [name, *data, *study.smoke.split(), "--threads", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert "| --- |" in capsys.readouterr().out
+    before = path.read_bytes()
+    assert main(command) == 0
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("name", ["mine", "sine"])
 def test_it_goes_with_its_line(name, capsys):
     assert name not in STUDIES.keys() | RECIPES.keys()
