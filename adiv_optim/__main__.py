@@ -19,7 +19,7 @@ OPTIONAL = (
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Yield name and finding; the slowest is the last."""
+    """Yield the name and the value of each fact; the slowest comes last."""
     yield "adiv_optim", __version__
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
     yield "platform", platform.platform()
@@ -27,7 +27,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "GPU", _gpus()
     yield "threads", f"{torch.get_num_threads()}"
     for name in OPTIONAL:
-        yield name, installed(name)
+        yield name, installed_version(name)
     yield "torch.compile", _compiles()
 
 
@@ -38,8 +38,8 @@ def _gpus() -> str:
     return ", ".join(f"{count} × {name}" for name, count in names.items())
 
 
-def installed(distribution: str) -> str:
-    """Return its version, or that it is not there."""
+def installed_version(distribution: str) -> str:
+    """Return the version of an installed package, or "not installed"."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -55,5 +55,5 @@ def _compiles() -> str:
 
 
 if __name__ == "__main__":
-    for name, finding in facts():
-        print(f"{name:<28}{finding}", flush=True)
+    for name, value in facts():
+        print(f"{name:<28}{value}", flush=True)

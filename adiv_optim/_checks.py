@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 
-def _check(kind: type, fits: Callable[[Any], bool], wanted: str, where: str, /, **settings: Any) -> None:
+def _check(kind: type, fits: Callable[[Any], bool], wanted: str, caller: str, /, **settings: Any) -> None:
     """Raise a ValueError that names the first setting that is not as wanted."""
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
-            raise ValueError(f"{where}: {name} is {value!r}; it must be {wanted}.")
+            raise ValueError(f"{caller}: {name} is {value!r}; it must be {wanted}.")
 
 
 #: Checks of settings: check_positive("BatchIdeal", damping=damping). Each raises a ValueError.
@@ -25,31 +25,28 @@ check_finite = partial(_check, Real, math.isfinite, "a finite number")
 check_count = partial(_check, Integral, lambda value: value >= 1, "an integer of at least 1")
 
 
-def given(**settings: Any) -> dict[str, Any]:
-    """Return the settings that are not None, of those that may be."""
+def without_none(**settings: Any) -> dict[str, Any]:
+    """Leave out settings that are None, for checks of those that may be None."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def check_dict(value: Any, path: str, remedy: str) -> None:
-    """Raise a ValueError that names `path` if part of a checkpoint is no dict."""
+    """Raise a ValueError that names `path` if the part of a checkpoint that stands there is no dict."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{path} is {shown(value)}, wanted a dict; {remedy}.")
+        raise ValueError(f"{path} is {describe(value)}, wanted a dict; {remedy}.")
 
 
 def check_like(saved: Any, wanted: Any, path: str, remedy: str) -> None:
-    """Raise a ValueError at the first place where part of a checkpoint is not like the part wanted there.
+    """Raise a ValueError at the first entry of a checkpoint that differs in form from what would be saved now.
 
     Dicts have the same keys, tensors the same shape and no NaN or inf; numbers are finite, at least 0, and whole where
     the wanted one is.
 
     Args:
         saved: part of a checkpoint.
-        wanted: the part that would be saved now.
+        wanted: the same part as it would be saved now.
         path: where it stands, for the message.
-        remedy: the way out, likewise.
-
-    Raises:
-        ValueError: names the place, the value there, the value wanted, and the remedy.
+        remedy: what to do about it, for the message.
 
     Example:
         >>> check_like({"steps": 3, "rows": 8.0}, {"steps": 0, "rows": 0.0}, "state", "save it again")
@@ -62,27 +59,27 @@ def check_like(saved: Any, wanted: Any, path: str, remedy: str) -> None:
         differences = [f"lacks {key!r}" for key in wanted if key not in saved]
         differences += [f"has an unknown {key!r}" for key in saved if key not in wanted]
         if differences:
-            raise ValueError(f"{path} {differences[0]}: it is {shown(saved)}, wanted {shown(wanted)}; {remedy}.")
+            raise ValueError(f"{path} {differences[0]}: it is {describe(saved)}, wanted {describe(wanted)}; {remedy}.")
         for key in wanted:
             check_like(saved[key], wanted[key], f"{path}[{key!r}]", remedy)
-    elif isinstance(wanted, Tensor):
+        return
+    if isinstance(wanted, Tensor):
+        form = f"a floating-point tensor of shape {tuple(wanted.shape)} without NaN or inf"
         fits = isinstance(saved, Tensor) and saved.is_floating_point() and saved.shape == wanted.shape
-        if not fits or not bool(saved.isfinite().all()):
-            form = f"a floating-point tensor of shape {tuple(wanted.shape)} without NaN or inf"
-            raise ValueError(f"{path} is {shown(saved)}, wanted {form}; {remedy}.")
+        fits = fits and bool(saved.isfinite().all())
     else:
-        whole = isinstance(wanted, int)
-        kind = int if whole else (int, float)
-        if isinstance(saved, bool) or not isinstance(saved, kind) or not 0 <= saved < math.inf:
-            form = f"{'an integer' if whole else 'a finite number'} of at least 0"
-            raise ValueError(f"{path} is {shown(saved)}, wanted {form}; {remedy}.")
+        kind, form = (int, "an integer") if isinstance(wanted, int) else ((int, float), "a finite number")
+        form += " of at least 0"
+        fits = isinstance(saved, kind) and not isinstance(saved, bool) and 0 <= saved < math.inf
+    if not fits:
+        raise ValueError(f"{path} is {describe(saved)}, wanted {form}; {remedy}.")
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """Describe a value in a few words."""
     if isinstance(value, Tensor):
-        poisoned = value.is_floating_point() and not bool(value.isfinite().all())
-        return f"a {value.dtype} tensor of shape {tuple(value.shape)}" + " with NaN or inf" * poisoned
+        has_nan_or_inf = value.is_floating_point() and not bool(value.isfinite().all())
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}" + " with NaN or inf" * has_nan_or_inf
     if isinstance(value, Mapping):
         keys = [repr(key) for key in value]
         return f"a dict of {', '.join(keys[:10])}{', …' * (len(keys) > 10)}" if keys else "an empty dict"
@@ -96,7 +93,7 @@ _INSIDE = ("adiv_optim.", "torch.")
 
 
 def warn(message: str) -> None:
-    """Give a UserWarning for the line outside of this package and of torch that led here."""
+    """Give a UserWarning for the line of the caller, outside of this package and of torch."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
         level, frame = level + 1, frame.f_back

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-#: The same for all calls: to make a context costs a small layer something.
+#: One for all calls: to make a context costs a small layer time.
 _NO_CONTEXT = nullcontext()
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds, to be read or written: all of it where it is not sharded."""
+    """Return the part of a tensor that this process holds, to be read or written: all of it unless it is sharded."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -23,14 +23,14 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def addresses(parameters: Iterable[Parameter]) -> list[tuple[int, int, torch.Size, bool]]:
-    """Return of each parameter its id, address, shape and whether it trains: equal until one of them changes."""
+    """Return each parameter's id, address, shape and whether it trains: equal until one of them changes."""
     return [(id(p), address(p), p.shape, p.requires_grad) for p in parameters]
 
 
 def address(parameter: Parameter) -> int:
-    """Return where its memory begins; 0 if it has none of its own, as on the meta device. Every step asks for it."""
+    """Return the address of a parameter's memory, 0 if it has none, as on the meta device. Every step asks for it."""
     part: torch.Tensor = parameter
-    if type(part) is not Parameter:  # to_local() would take longer than all else that is asked
+    if type(part) is not Parameter:  # to_local() would take longer than everything else here
         part = getattr(parameter, "_local_tensor", parameter)
         if type(part) not in (torch.Tensor, Parameter):
             return 0
@@ -38,7 +38,7 @@ def address(parameter: Parameter) -> int:
 
 
 def on_accelerator(tensor: Tensor) -> bool:
-    """Whether calls cost a tensor's device more than their arithmetic, up to large matrices."""
+    """Whether a tensor's device spends more on calls than on their arithmetic, up to large matrices."""
     return not tensor.is_cpu
 
 
@@ -61,22 +61,22 @@ def read(*tensors: Tensor) -> list[float]:
 def has_gradient(parameter: Parameter) -> bool:
     """Whether a parameter has a gradient that is not 0; waits for the device."""
     part = None if parameter.grad is None else local(parameter.grad)
-    # A process without a part of it cannot tell.
+    # A process that holds no part of the gradient cannot tell, and takes it for one that is not 0.
     return part is not None and (not part.numel() or any(read(part.any())))
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """Return a tensor's precision, and float32 at least."""
+    """Return a tensor's dtype, or float32 where that is wider."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return a tensor in its precision, and in float32 at least."""
+    """Return a tensor in the precision of `wide_dtype`."""
     return tensor.to(wide_dtype(tensor))
 
 
 def widest_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of the most precise numbers that a device has: float64, but on Apple's float32."""
+    """Return the most precise dtype of a device: float64, but on Apple's float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -100,17 +100,17 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
     The backward pass needs it too: torch.compile traces it under the autocast of the forward pass.
     """
-    reached = device != "meta" and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if reached else _NO_CONTEXT
+    is_enabled = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if is_enabled else _NO_CONTEXT
 
 
-def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
-    """Raise while a CUDA graph, or an XPU's, is being captured: a replay would not run Python."""
+def refuse_capture(caller: str, action: str, tensor: Tensor) -> None:
+    """Raise while a CUDA graph, or an XPU's, is captured: its replay would not run `action`, "counts its steps"."""
     if tensor.is_cpu or torch.compiler.is_compiling():
         return
-    capturing = getattr(getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None)
-    if capturing is not None and capturing():
+    is_capturing = getattr(getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None)
+    if is_capturing is not None and is_capturing():
         raise RuntimeError(
-            f"{name} {does}, which the replay of a CUDA graph would not; run this part eagerly, or use a correction "
-            "without state."
+            f"{caller} {action}, which the replay of a CUDA graph would not; run this part eagerly, or use "
+            "GradientOnly, which has no state."
         )

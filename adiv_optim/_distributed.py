@@ -1,4 +1,4 @@
-"""Several processes: where tensors are sharded, sums over all, and which of them count together."""
+"""Several processes: where tensors are sharded, sums over processes, and whose rows count together."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -22,35 +22,35 @@ class Cut(NamedTuple):
 
 def cut_of(tensor: Any) -> Cut | None:
     """Return where a tensor is sharded, if `why_not_one_cut` is empty; None where this process holds it all."""
-    for place, placement in enumerate(getattr(tensor, "placements", ())):
+    for mesh_dim, placement in enumerate(getattr(tensor, "placements", ())):
         if placement.is_shard():
             mesh, size = tensor.device_mesh, tensor.shape[placement.dim]
-            # As torch.chunk cuts: all pieces but the last are as long as each other.
-            length = -(-size // mesh.size(place))
-            return Cut(placement.dim, min(size, length * mesh.get_local_rank(place)), mesh.get_group(place))
+            # As torch.chunk cuts: all pieces but the last have one length.
+            length = -(-size // mesh.size(mesh_dim))
+            return Cut(placement.dim, min(size, length * mesh.get_local_rank(mesh_dim)), mesh.get_group(mesh_dim))
     return None
 
 
 def why_not_one_cut(tensor: Any) -> str:
-    """Say why a tensor is no piece of another one that is cut once, along one dimension, or ""."""
+    """Say why a sharded tensor is not cut along one dimension into pieces in order, or ""."""
     cuts = [placement for placement in getattr(tensor, "placements", ()) if not placement.is_replicate()]
     if len(cuts) > 1:
         return "cut by several dimensions of the mesh"
-    # A subclass of Shard deals places otherwise.
+    # A subclass of Shard deals pieces out in another order.
     return "" if all(type(placement).__name__ == "Shard" for placement in cuts) else "not cut into pieces in order"
 
 
-def local_view(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[tuple[int, ...], list[Tensor]]:
-    """Return the shape of this process's part of a tensor, and the matching parts of its scales, `ends`.
+def local_view(shape: tuple[int, ...], scales: Sequence[Tensor], tensor: Any) -> tuple[tuple[int, ...], list[Tensor]]:
+    """Return the shape of this process's part of a tensor, and the matching parts of its scales.
 
-    The whole tensor is viewed in `shape`, which only splits its first dimension; `ends` broadcast to that.
+    The whole tensor is viewed in `shape`, which only splits its first dimension; `scales` broadcast to that.
     """
     cut = cut_of(tensor)
     if cut is None:
-        return shape, list(ends)
+        return shape, list(scales)
     parts = []
-    for end in ends:
-        part = end.view((1,) * (len(shape) - end.dim()) + end.shape)
+    for scale in scales:
+        part = scale.view((1,) * (len(shape) - scale.dim()) + scale.shape)
         if split := len(shape) - tensor.dim():  # rows are cut anywhere within the split first dimension
             part = part.expand(*shape[: split + 1], *part.shape[split + 1 :]).flatten(0, split)
         if part.shape[cut.dim] > 1:
@@ -61,18 +61,18 @@ def local_view(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> t
 
 def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
     """Add tensors up over the processes of a group, in place, by one all-reduce for each dtype and device."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for same in kinds.values():
-        joined = torch.cat([tensor.flatten() for tensor in same])
+        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for batch in by_kind.values():
+        joined = torch.cat([tensor.flatten() for tensor in batch])
         distributed.all_reduce(joined, group=group)
-        for tensor, total in zip(same, joined.split([tensor.numel() for tensor in same]), strict=True):
+        for tensor, total in zip(batch, joined.split([tensor.numel() for tensor in batch]), strict=True):
             tensor.copy_(total.view_as(tensor))
 
 
 def add_up_shards(parts: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Add up sums over shards, given as (sharded tensor, sum), over the processes that hold it; other sums stay."""
+    """Add up, in place, each sum of pairs (tensor, sum) over the processes that share the tensor; others stay."""
     by_group: dict[Group, list[Tensor]] = {}
     for tensor, total in parts:
         if (cut := cut_of(tensor)) is not None:
@@ -85,7 +85,7 @@ class DataParallelGroup:
     """The processes whose rows count together.
 
     Args:
-        name: whose errors these are.
+        name: of the optimizer, for errors.
         group: a ProcessGroup, a DeviceMesh of one dimension, or None for the default group.
 
     Raises:
@@ -93,7 +93,7 @@ class DataParallelGroup:
     """
 
     def __init__(self, name: str, group: Any) -> None:
-        self.given = group
+        self.process_group = group
         if getattr(group, "ndim", 1) != 1:
             raise ValueError(
                 f"{name}: process_group is a mesh of {group.ndim} dimensions; choose one, mesh['data'], or give the "
@@ -107,17 +107,17 @@ class DataParallelGroup:
 
     @property
     def group(self) -> Group:
-        """The group."""
-        return self.given.get_group() if hasattr(self.given, "get_group") else self.given
+        """The ProcessGroup, or None for the default one."""
+        return self.process_group.get_group() if hasattr(self.process_group, "get_group") else self.process_group
 
     def __repr__(self) -> str:
-        return repr(self.given)
+        return repr(self.process_group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DataParallelGroup":
         return self  # a group is a connection, which cannot be copied
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.given is not None and not hasattr(self.given, "get_group"):
+        if self.process_group is not None and not hasattr(self.process_group, "get_group"):
             raise TypeError(
                 "an optimizer with a process_group cannot be pickled; save its state_dict(), or give the group as a "
                 "DeviceMesh of one dimension."

@@ -1,18 +1,19 @@
-"""Undocumented names of torch that autograd and hooks need: each has a test that it exists."""
+"""Undocumented names of torch for autograd, hooks and torch.func: a test says that each exists."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
-from torch._C import DisableTorchFunctionSubclass, _autograd, _current_graph_task_id, _functorch
+from torch._C import DisableTorchFunctionSubclass, _autograd, _current_graph_task_id
+from torch._C import _functorch as functorch
 from torch._C import _will_engine_execute_node as _is_executed
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 __all__ = [
-    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "is_batched",
-    "is_within_transform", "keeps_graph", "outside_transforms", "plain_tensor", "reaches",
+    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "functorch", "is_batched",
+    "is_within_transform", "keeps_graph", "outside_transforms", "plain_tensor", "reached_by",
 ]  # fmt: skip
 
 
@@ -26,23 +27,23 @@ def keeps_graph() -> bool:
     return _autograd._get_current_graph_task_keep_graph()
 
 
-def reaches(node: Any) -> str:
-    """Return how the backward pass that runs now reaches a node: "backward", "grad" for torch.autograd.grad, or ""."""
+def reached_by(node: Any) -> str:
+    """Return the call whose backward pass, which runs now, reaches a node: "backward", "grad", or "" if none does."""
     try:
         return "backward" if _is_executed(node) else ""
-    except RuntimeError:  # torch's: autograd.grad is asked for the gradient of the leaf whose node this is
+    except RuntimeError:  # torch's: torch.autograd.grad is asked for the gradient of the leaf whose node this is
         return "grad"
 
 
 def is_within_transform() -> bool:
-    """Whether a transform of torch.func, or a level of forward-mode AD, is around."""
-    return _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    """Whether this code runs within a transform of torch.func or a level of forward-mode AD."""
+    return functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def is_batched(tensors: Iterable[Tensor | None]) -> bool:
     """Whether one of these is batched, as in torch.autograd.grad with is_grads_batched."""
-    ask = (_functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor)
-    return any(is_so(tensor) for tensor in tensors if tensor is not None for is_so in ask)
+    present = [tensor for tensor in tensors if tensor is not None]
+    return any(functorch.is_functorch_wrapped_tensor(t) or functorch.is_legacy_batchedtensor(t) for t in present)
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
-"""Putting a correction on a model's layers, and taking it off, by swapping a layer's class.
+"""Put a correction on a model's layers, and take it off, by swapping their classes: only the forward pass changes.
 
-A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only its forward changes, to
-`adiv_optim.functional`.
+Parameters, buffers, hooks and state-dict keys stay; the forward is that of `adiv_optim.functional`.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -11,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from ._checks import warn
 from .corrections import Correction, check_correction
-from .rows.layers import CORRECTED, PLAIN, Corrected, name_of, why_unknown_rows
+from .rows.layers import CORRECTED, PLAIN, Corrected, type_name, why_unknown_rows
 from .rows.models import (
     UNCALLED,
     Coverage,
@@ -29,13 +28,11 @@ from .rows.models import (
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
     """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
 
-    So it does on layers of other packages that `rows.register` was told of.
-
-    Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
-    gradient of the effective weight is corrected before it reaches the parametrization's own parameters.
-    All other modules (norms, embeddings, complex layers, subclasses of these layers, the layers that
-    nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keep the plain gradient;
-    `coverage` lists it, and `strict=True` refuses it.
+    It goes on layers of other packages too that `rows.register` knows. Parametrized layers (weight_norm, spectral_norm,
+    …) are corrected through the parametrization: the gradient of the effective weight is corrected before it reaches
+    the parametrization's own parameters. All other modules (norms, embeddings, complex layers, subclasses of these
+    layers, the layers that nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keep the plain
+    gradient; `coverage` lists it, and `strict=True` refuses it.
 
     Args:
         model: any module, itself a layer included.
@@ -74,21 +71,19 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
     refuse_lazy("attach", model, skipped)
     layers = _correctable(model, skipped)
     if not layers:
-        types = ", ".join(sorted({name_of(type(module)) for module in model.modules()}))
+        types = ", ".join(sorted({type_name(type(module)) for module in model.modules()}))
         raise ValueError(
-            f"nothing to correct: found modules of type {types}; a correction goes on "
-            f"{', '.join(plain.__name__ for plain in CORRECTED)} layers that are neither complex nor "
-            "skipped; a subclass keeps the plain gradient."
+            f"nothing to correct: found modules of type {types}; a correction goes on {_correctable_types()} layers "
+            "that are neither complex nor skipped; a subclass keeps the plain gradient."
         )
-    reached = _put(model, correction, layers, skipped, strict).without_frozen_or_skipped()
+    coverage = _correct(model, layers, correction, skipped, strict).without_frozen_or_skipped()
     # FullyShardedDataParallel keeps parameters elsewhere, in one that is flat.
     is_flat = any(not list(layer.parameters()) for layer in layers.values())
-    if reached.elements and reached.element_share < 0.5 and not is_flat:
+    if coverage.elements and coverage.element_share < 0.5 and not is_flat:
         warn(
-            f"the correction reaches {reached.element_share:.1%} of {sum(reached.elements.values()):,} trainable "
-            f"elements; the rest keeps the plain gradient: {reached.reasons()}. Make them layers of type "
-            f"{', '.join(plain.__name__ for plain in CORRECTED)}, correct them by jacobian.backward, or name "
-            "them in skip."
+            f"the correction reaches {coverage.element_share:.1%} of {sum(coverage.elements.values()):,} trainable "
+            f"elements; the rest keeps the plain gradient: {coverage.reasons()}. Make them layers of type "
+            f"{_correctable_types()}, correct them by jacobian.backward, or name them in skip."
         )
     return model
 
@@ -96,35 +91,35 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
 def extend(
     model: nn.Module, correction: Correction, parameters: Iterable[Tensor], *, skip: Skip = (), strict: bool = False
 ) -> None:
-    """Put a model's correction on layers that came after `attach`: those that hold some of these parameters."""
-    added, skipped = set(map(id, parameters)), named_in_skip(model, skip, may_be_missing=True)
+    """Put a model's correction on layers that it got after `attach`: those that hold some of these parameters."""
+    added_ids, skipped = set(map(id, parameters)), named_in_skip(model, skip, may_be_missing=True)
     refuse_lazy("attach", model, skipped)
     layers = {
         path: layer
         for path, layer in _correctable(model, skipped).items()
-        if not isinstance(layer, Corrected) and any(id(parameter) in added for parameter in layer.parameters())
+        if not isinstance(layer, Corrected) and any(id(parameter) in added_ids for parameter in layer.parameters())
     }
-    _put(model, correction, layers, skipped, strict)
+    _correct(model, layers, correction, skipped, strict)
 
 
 def _correctable(model: nn.Module, skipped: Container[nn.Module]) -> dict[str, nn.Module]:
-    plain, modules = bypassed(model), model.named_modules()
-    return {path: module for path, module in modules if module not in skipped and not _why_plain(module, plain)}
+    uncalled, modules = bypassed(model), model.named_modules()
+    return {path: module for path, module in modules if module not in skipped and not _why_plain(module, uncalled)}
 
 
-def _put(
-    model: nn.Module,
-    correction: Correction,
-    layers: Mapping[str, nn.Module],
-    skipped: Container[nn.Module],
-    strict: bool,
+def _correctable_types() -> str:
+    return ", ".join(plain.__name__ for plain in CORRECTED)
+
+
+def _correct(
+    model: nn.Module, layers: dict[str, nn.Module], correction: Correction, skipped: Container[nn.Module], strict: bool
 ) -> Coverage:
     """Swap the classes of layers and return the model's coverage; undo it if `strict` finds what stays plain."""
     for path, module in layers.items():
         module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
-        module.__class__ = _swapped(type(module), CORRECTED)
+        module.__class__ = _swap_class(type(module), CORRECTED)
     coverage = correction_coverage(model, skipped)
-    # A layer that is new may hold a gradient of before, and has not run.
+    # A new layer has not run, but may hold an older gradient.
     plain = {path: why for path, why in coverage.skipped.items() if why != UNCALLED}
     if strict and plain:
         for layer in layers.values():
@@ -138,7 +133,7 @@ def _put(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Take every correction off a model, in place; classes and attributes are those of before `attach`.
+    """Take every correction off a model, in place; classes and attributes are again those before `attach`.
 
     A class that torch's parametrize or fully_shard made for a layer is made anew, over the plain one.
 
@@ -150,7 +145,7 @@ def detach(model: nn.Module) -> nn.Module:
     """
     for module in model.modules():
         if isinstance(module, Corrected):
-            module.__class__ = _swapped(type(module), PLAIN)
+            module.__class__ = _swap_class(type(module), PLAIN)
             del module._correction, module._label, module._ran
     return model
 
@@ -187,27 +182,27 @@ def coverage(model: nn.Module) -> Coverage:
     return correction_coverage(model)
 
 
-def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False) -> Coverage:
+def correction_coverage(
+    model: nn.Module, skipped_modules: Container[nn.Module] = (), trained: bool = False
+) -> Coverage:
     """Return the `coverage` of the model's corrections, without skipped modules, whatever wrappers there are.
 
-    `trained`: a backward pass has run since; any layer that has run implies it.
+    `trained`: a backward pass has run since they were attached; any layer that has run implies it.
     """
-    uses: dict[nn.Parameter, dict[str, nn.Module]] = {}
+    owners_of: dict[nn.Parameter, dict[str, nn.Module]] = {}
     for path, owner in layers_of(model).items():
-        for name, parameter in trainable(owner, path) if owner not in skipped else ():
-            uses.setdefault(parameter, {})[name] = owner
-    treated: dict[str, str] = {}
-    plainly: dict[str, str] = {}
-    never_seen: dict[str, str] = {}
+        for name, parameter in trainable(owner, path) if owner not in skipped_modules else ():
+            owners_of.setdefault(parameter, {})[name] = owner
+    treated, skipped, never_seen = dict[str, str](), dict[str, str](), dict[str, str]()
     elements: dict[str, int] = {}
-    without_call = bypassed(model)
+    uncalled = bypassed(model)
     trained = trained or any(isinstance(module, Corrected) and module._ran for module in model.modules())
-    for parameter, owners in uses.items():
+    for parameter, owners in owners_of.items():
         path = next(iter(owners))
         elements[path] = 0 if is_lazy(parameter) else parameter.numel()
         corrected = [owner for owner in owners.values() if isinstance(owner, Corrected)]
         plain = {
-            name: _why_plain(owner, without_call) or "no correction attached"
+            name: _why_plain(owner, uncalled) or "no correction attached"
             for name, owner in owners.items()
             if owner not in corrected
         }
@@ -215,27 +210,27 @@ def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), tr
         if rules:
             part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
             treated[path] = ", ".join(f"corrected by {rule}{part}" for rule in rules)
-        elif corrected and not (trained and parameter.grad is not None):  # it may be older than the correction
+        elif corrected and not (trained and parameter.grad is not None):  # the gradient may be older
             never_seen[path] = "its layer has not run"
         else:
-            plainly[path] = ", ".join(dict.fromkeys([*plain.values(), *[UNCALLED] * bool(corrected)]))
-    return Coverage(treated, plainly, never_seen, elements)
+            skipped[path] = ", ".join(dict.fromkeys([*plain.values(), *[UNCALLED] * bool(corrected)]))
+    return Coverage(treated, skipped, never_seen, elements)
 
 
-def _why_plain(owner: nn.Module, without_call: Mapping[nn.Module, str]) -> str:
+def _why_plain(module: nn.Module, uncalled: Mapping[nn.Module, str]) -> str:
     """Say why no correction goes on a module, or ""."""
-    is_complex = any(parameter.is_complex() for parameter in owner.parameters())
-    return without_call.get(owner) or why_unknown_rows(owner) or "complex" * is_complex
+    is_complex = any(parameter.is_complex() for parameter in module.parameters())
+    return uncalled.get(module) or why_unknown_rows(module) or "complex" * is_complex
 
 
-def _swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
-    """Return the class that stands for `cls` after the swap.
+def _swap_class(kind: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
+    """Return the class that takes the place of a layer's class.
 
-    torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base: it is
+    torch's parametrize and fully_shard make a class for a module, whose last base is the layer's class: such a class is
     made anew over the replacement.
     """
-    if cls in replacement:
-        return replacement[cls]
-    namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
-    *before, below = cls.__bases__
-    return type(cls.__name__, (*before, _swapped(below, replacement)), namespace)
+    if kind in replacement:
+        return replacement[kind]
+    namespace = {key: value for key, value in kind.__dict__.items() if key not in ("__dict__", "__weakref__")}
+    *others, last = kind.__bases__
+    return type(kind.__name__, (*others, _swap_class(last, replacement)), namespace)

@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from ._checks import check_not_negative, check_positive, shown
+from ._checks import check_not_negative, check_positive, describe
 
 #: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular: rounding
 #: stands in place of its zero eigenvalues. Cholesky adds at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 if
@@ -106,12 +106,12 @@ class Correction(ABC):
 
 def _check_scales(name: str, scales: object, factors: Mapping[str, Tensor]) -> None:
     if not isinstance(scales, Mapping) or scales.keys() != factors.keys():
-        raise ValueError(f"{name} returned {shown(scales)}; it was given, and must answer for, {sorted(factors)}.")
+        raise ValueError(f"{name} returned {describe(scales)}; it was given, and must answer for, {sorted(factors)}.")
     for parameter, scale in scales.items():
         shape = factors[parameter].shape
         if not isinstance(scale, Tensor) or scale.shape != shape or not scale.is_floating_point():
             raise ValueError(
-                f"{name} returned {shown(scale)} for {parameter!r}; it must be a floating-point tensor of shape "
+                f"{name} returned {describe(scale)} for {parameter!r}; it must be a floating-point tensor of shape "
                 f"{tuple(shape)}, that of the factor: one scale for each row."
             )
 

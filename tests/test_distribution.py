@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import adiv_optim
-from adiv_optim.__main__ import OPTIONAL, facts, installed
+from adiv_optim.__main__ import OPTIONAL, facts, installed_version
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
@@ -121,8 +121,8 @@ def test_command_reports_versions_and_what_works():
 
 
 def test_command_tells_what_is_installed_from_what_is_not():
-    assert installed("numpy") == numpy.__version__
-    assert installed("a-package-that-nobody-has") == "not installed"
+    assert installed_version("numpy") == numpy.__version__
+    assert installed_version("a-package-that-nobody-has") == "not installed"
 
 
 def test_command_knows_every_optional_package_of_the_project():

@@ -6,11 +6,14 @@ from torch.autograd.graph import get_gradient_edge
 from torch.func import grad
 
 from adiv_optim import _torch
-from adiv_optim._torch import backward_pass, is_within_transform, keeps_graph, plain_tensor, reaches
+from adiv_optim._torch import backward_pass, is_within_transform, keeps_graph, plain_tensor, reached_by
 
 
 def test_all_are_there():
     assert all(hasattr(_torch, name) for name in _torch.__all__)
+    in_transforms = ["get_unwrapped", "is_batchedtensor", "is_functorch_wrapped_tensor", "is_legacy_batchedtensor"]
+    in_transforms += ["maybe_get_bdim", "peek_interpreter_stack"]
+    assert all(hasattr(_torch.functorch, name) for name in in_transforms)
 
 
 def test_a_backward_pass_is_told_from_the_next_and_says_where_it_goes():
@@ -18,7 +21,7 @@ def test_a_backward_pass_is_told_from_the_next_and_says_where_it_goes():
     weight = get_gradient_edge(layer.weight).node
     x = torch.ones(1, 2, requires_grad=True)
     output = layer(x).sum()
-    output.grad_fn.register_prehook(lambda _: seen.append((backward_pass(), keeps_graph(), reaches(weight))))
+    output.grad_fn.register_prehook(lambda _: seen.append((backward_pass(), keeps_graph(), reached_by(weight))))
     output.backward(retain_graph=True)
     torch.autograd.grad(output, layer.weight, create_graph=True)
     torch.autograd.grad(output, x)

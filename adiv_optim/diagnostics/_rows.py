@@ -124,10 +124,10 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     gains, moved = {}, torch.zeros_like(grad)
     if "weight" in step:
         gains["weight"] = (widest(contributions["weight"]) * x).sum(-1)
-        moved += x @ layout.stacked(step["weight"]).to(x.dtype).mT
+        moved += x @ layout.to_matrices(step["weight"]).to(x.dtype).mT
     if "bias" in step:
         gains["bias"] = widest(contributions["bias"]).view(grad.shape[:-1])
-        moved += layout.stacked(step["bias"]).to(x.dtype).mT
+        moved += layout.to_matrices(step["bias"]).to(x.dtype).mT
     parts = torch.stack([gains[name] for name in step], -1)
     rows_and_groups = MeasuredRows(
         numbers=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),

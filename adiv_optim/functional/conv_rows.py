@@ -1,22 +1,24 @@
-"""The rows of a convolution: patches, unfolded all at once only where `BatchIdeal` meets fewer rows than features."""
+"""The rows of a convolution are patches; all are unfolded at once only if `BatchIdeal` has fewer rows than features."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .._device import wide_dtype
 from ..corrections import Solve
-from .linears import LinearRows, Trained, summed
+from .linears import LinearRows, TrainedParameters, summed
 from .lines import sums_over_patches
 from .patches import Geometry, Patches
-from .shared import parts
+from .shared import batch_slices
 
 
 @dataclass(frozen=True)
-class ConvRows(Trained):
+class ConvRows(TrainedParameters):
     """The patches of a convolution and the gradients of its outputs, (N, out_channels, *positions)."""
 
     patches: Patches
@@ -37,34 +39,35 @@ class ConvRows(Trained):
 
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return Σ_p s_p g_p x_pᵀ and Σ_p s_p g_p, a few samples at a time: the rescaled output gradient is large."""
-        gradients = summed(self._contracted(part, scales) for part in parts(self.grad_output))
+        gradients = summed(self._contract_samples(samples, scales) for samples in batch_slices(self.grad_output))
         return {name: gradient.to(self.patches.input.dtype) for name, gradient in gradients.items()}
 
-    def _contracted(self, part: slice, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        g, gradients = self.grad_output[part], {}
+    def _contract_samples(self, samples: slice, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        g, gradients = self.grad_output[samples], {}
         if self.needs_bias:
-            scaled = _rescale_groups(g, scales["bias"][part])
+            scaled = _rescale_groups(g, scales["bias"][samples])
             gradients["bias"] = scaled.sum([0, *range(2, scaled.dim())])
         if self.needs_weight:
             if scales["weight"] is not scales.get("bias"):
-                scaled = _rescale_groups(g, scales["weight"][part])
+                scaled = _rescale_groups(g, scales["weight"][samples])
             # s g may pass 65504, where float16 ends, though Σ s g xᵀ does not; and the patches x cannot be scaled in
-            # place of g. So float16 is contracted in float32, a part at a time.
+            # place of g. So float16 is contracted in float32, a few samples at a time.
             dtype = self.patches.input.dtype
             dtype = torch.float32 if dtype == torch.float16 else dtype
-            gradients["weight"] = self._weight_gradient(scaled, part, dtype).to(scaled.dtype)
+            gradients["weight"] = self._weight_gradient(scaled, samples, dtype).to(scaled.dtype)
         return gradients
 
-    def _weight_gradient(self, grad_output: Tensor, part: slice, dtype: torch.dtype) -> Tensor:
+    def _weight_gradient(self, grad_output: Tensor, samples: slice, dtype: torch.dtype) -> Tensor:
         """Return Σ_p g_p x_pᵀ over some samples."""
-        x, weight = self.patches.input[part].to(dtype), self.weight.to(dtype)
-        return conv_backward(grad_output.to(dtype), x, weight, self.patches.geometry, False, True)[1]
+        x, weight = self.patches.input[samples].to(dtype), self.weight.to(dtype)
+        return conv_gradient("weight", grad_output.to(dtype), x, weight, self.patches.geometry)
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
-        """Return the ideal of a linear layer in each group, with the Gram matrix of the patches summed by lines."""
-        # The matrix of few patches is no larger than the Gram matrix, and only the side of the patches is exact then.
-        if self.count <= math.prod(self.weight.shape[1:]) * self.needs_weight + self.needs_bias:
-            solved = self._linear(self.patches.unfold(), self._grad_rows()).ideal(solve)
+        """Return the ideal gradients, those of one linear layer in each group."""
+        # Few patches unfolded are no larger than the Gram matrix, and only the side of the samples is exact then.
+        if self.has_few_rows(self.count, math.prod(self.weight.shape[1:])):
+            rows, grad_rows = self.patches.unfold(), self._grad_rows()
+            solved = LinearRows(rows, grad_rows, self.needs_weight, self.needs_bias).ideal(solve)
         else:
             solved = self.split(solve(*self._products(), self.count))
         shapes = {"weight": self.weight.shape, "bias": (len(self.weight),)}
@@ -74,26 +77,22 @@ class ConvRows(Trained):
     def _products(self) -> tuple[Tensor, Tensor]:
         """Return X~ᵀX~ and X~ᵀG, in float32 at least."""
         dtype, groups = wide_dtype(self.patches.input), self.patches.geometry.groups
-        total = self.grad_output.sum([0, *range(2, self.grad_output.dim())], dtype=dtype).view(groups, 1, -1)
-        count = total.new_full((groups, 1, 1), self.count)
+        sum_of_g = self.grad_output.sum([0, *range(2, self.grad_output.dim())], dtype=dtype).view(groups, 1, -1)
+        count = sum_of_g.new_full((groups, 1, 1), self.count)
         if not self.needs_weight:
-            return count, total
-        slices = parts(self.grad_output)
-        plain = summed({"": self._weight_gradient(self.grad_output[part], part, dtype)} for part in slices)[""]
-        plain = plain.flatten(1).unflatten(0, (groups, -1)).mT
-        gram, ones = sums_over_patches(self.patches, dtype)
+            return count, sum_of_g
+        slices = batch_slices(self.grad_output)
+        x_g = reduce(torch.add, (self._weight_gradient(self.grad_output[part], part, dtype) for part in slices))
+        x_g = x_g.flatten(1).unflatten(0, (groups, -1)).mT
+        gram, sum_of_x = sums_over_patches(self.patches, dtype)
         if not self.needs_bias:
-            return gram, plain
-        gram = torch.cat([torch.cat([gram, ones], -1), torch.cat([ones.mT, count], -1)], -2)
-        return gram, torch.cat([plain, total], -2)
-
-    def _linear(self, rows: Tensor, grad_rows: Tensor) -> LinearRows:
-        """Return a stack with one linear layer for each group."""
-        return LinearRows(rows, grad_rows, self.needs_weight, self.needs_bias)
+            return gram, x_g
+        gram = torch.cat([torch.cat([gram, sum_of_x], -1), torch.cat([sum_of_x.mT, count], -1)], -2)
+        return gram, torch.cat([x_g, sum_of_g], -2)
 
     def at(self, index: Tensor) -> LinearRows:
-        """Return the patches of every group whose numbers, ascending, are in `index`."""
-        return self._linear(self.patches.at(index), self._grad_rows()[:, index])
+        """Return, of every group, the patches whose numbers are in `index`, ascending."""
+        return LinearRows(self.patches.at(index), self._grad_rows()[:, index], self.needs_weight, self.needs_bias)
 
     def _grad_rows(self) -> Tensor:
         """Return the output gradients as (groups, rows, channels)."""
@@ -108,15 +107,16 @@ class ConvRows(Trained):
         return ConvRows(self.patches, grad_output, weight, self.needs_weight, self.needs_bias, self.label)
 
 
-def conv_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, needs_input: bool, needs_weight: bool
-) -> tuple[Tensor, Tensor]:
-    """Return torch's gradients of input and weight; one that is not needed is None."""
-    grad_input, grad_weight, _ = torch.ops.aten.convolution_backward(
+def conv_gradient(
+    of: Literal["input", "weight"], grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry
+) -> Tensor:
+    """Return torch's gradient of a convolution's input or weight."""
+    needs = [of == "input", of == "weight", False]
+    gradients = torch.ops.aten.convolution_backward(
         grad_output, input, weight, None, geometry.stride, geometry.padding, geometry.dilation,
-        False, [0] * len(geometry.stride), geometry.groups, [needs_input, needs_weight, False],
+        False, [0] * len(geometry.stride), geometry.groups, needs,
     )  # fmt: skip
-    return grad_input, grad_weight
+    return gradients[needs.index(True)]
 
 
 def _rescale_groups(grad_output: Tensor, scale: Tensor) -> Tensor:

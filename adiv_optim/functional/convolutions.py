@@ -9,9 +9,9 @@ from torch.autograd import Function
 
 from .._device import without_autocast
 from ..corrections import Correction, check_correction
-from .conv_rows import ConvRows, conv_backward
+from .conv_rows import ConvRows, conv_gradient
 from .patches import Geometry, Patches
-from .shared import apply, autocast, check_real, once_only, trains
+from .shared import apply_function, cast_by_autocast, check_input, may_train, once_only
 
 #: Stride, padding, dilation and groups, as torch's functions take them.
 ConvArgs = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
@@ -44,7 +44,7 @@ class _Conv(Function):
             with without_autocast(input.device.type):
                 gradients = ctx.correction.gradients(rows)
         if needs_input:
-            grad_input, _ = conv_backward(grad_output, input, weight, ctx.geometry, True, False)
+            grad_input = conv_gradient("input", grad_output, input, weight, ctx.geometry)
         return grad_input, gradients.get("weight"), gradients.get("bias"), *[None] * 6
 
 
@@ -57,51 +57,51 @@ def _conv(
 
 
 def corrected_conv(
-    name: str, input: Tensor, weight: Tensor, bias: Tensor | None, args: ConvArgs, dims: int, correction: Correction
+    label: str, input: Tensor, weight: Tensor, bias: Tensor | None, args: ConvArgs, dims: int, correction: Correction
 ) -> Tensor:
-    """Compute the convolution with a correction already checked; `name` opens its error messages."""
-    check_real(name, input)
+    """Compute the convolution with a correction that has been checked; `label` opens its error messages."""
+    check_input(label, input)
     fits = input.dim() in (dims + 1, dims + 2) and weight.dim() == dims + 2
     if not fits or input.shape[-dims - 1] != weight.shape[1] * args[-1]:
         raise ValueError(
-            f"{name}: input and weight have shapes {tuple(input.shape)} and {tuple(weight.shape)}, groups={args[-1]}; "
+            f"{label}: input and weight have shapes {tuple(input.shape)} and {tuple(weight.shape)}, groups={args[-1]}; "
             "they must be (N, C, *spatial) or (C, *spatial) and (out_channels, C / groups, *kernel), with spatial and "
             f"kernel of {dims} dimensions."
         )
-    batch, _, geometry = patches_of(name, input, weight.shape[2:], args)
-    if trains(weight, bias):
-        batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
-        output = apply(_Conv, name, batch, weight, bias, *geometry, correction)
+    batch, _, geometry = conv_patches(label, input, weight.shape[2:], args)
+    if may_train(weight, bias):
+        batch, weight, bias = cast_by_autocast(batch, weight, bias)  # type: ignore[assignment]
+        output = apply_function(_Conv, batch, weight, bias, *geometry, correction, label=label)
     else:
         output = TORCH_CONV[dims](batch, weight, bias, *geometry)
     return output if input.dim() == dims + 2 else output.squeeze(0)
 
 
-def patches_of(name: str, input: Tensor, kernel: Sequence[int], args: ConvArgs) -> Patches:
+def conv_patches(label: str, input: Tensor, kernel: Sequence[int], args: ConvArgs) -> Patches:
     """Return the patches of an input, batched or not."""
     stride, padding, dilation, groups = args
     stride, dilation = _per_axis(stride, kernel), _per_axis(dilation, kernel)
     if isinstance(padding, str):
-        input, padding = _resolve_padding(name, padding, input, kernel, stride, dilation)
+        input, padding = _resolve_padding(label, padding, input, kernel, stride, dilation)
     batch = input if input.dim() == len(kernel) + 2 else input.unsqueeze(0)
     return Patches(batch, kernel, Geometry(stride, _per_axis(padding, kernel), dilation, groups))
 
 
 def _per_axis(value: int | Sequence[int], kernel: Sequence[int]) -> list[int]:
-    """Return a number for each axis, where one may stand for all; torch's function refuses other counts of them."""
+    """Repeat a number that stands for all axes; torch's function refuses any other count but one for each axis."""
     values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * len(kernel) if len(values) == 1 else values
 
 
 def _resolve_padding(
-    name: str, padding: str, input: Tensor, kernel: Sequence[int], stride: list[int], dilation: list[int]
+    label: str, padding: str, input: Tensor, kernel: Sequence[int], stride: list[int], dilation: list[int]
 ) -> tuple[Tensor, list[int]]:
     """Turn 'valid' and 'same' into numbers, as torch does: an odd total is padded by one at the far end first."""
     if padding == "valid":
         return input, [0] * len(kernel)
     if padding != "same" or any(step != 1 for step in stride):
         raise ValueError(
-            f"{name}: padding is {padding!r} at stride {stride}; it must be numbers, 'valid', or 'same' at stride 1."
+            f"{label}: padding is {padding!r} at stride {stride}; it must be numbers, 'valid', or 'same' at stride 1."
         )
     totals = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=False)]
     if any(total % 2 for total in totals):

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,26 +14,26 @@ from torch.autograd import Function
 
 from .._device import wide_dtype, without_autocast
 from ..corrections import Correction, Solve, check_correction
-from .patches import gram_of
-from .shared import apply, autocast, check_real, once_only, squared_norm, trains
+from .patches import cross_gram
+from .shared import apply_function, cast_by_autocast, check_input, may_train, once_only, squared_norm
 
 
 class _Linear(Function):
-    """One layer (weight of two dimensions), or a stack of them: every tensor with a leading dimension more."""
+    """One layer, whose weight has two dimensions; or a stack of layers: every tensor has one leading dimension more."""
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction, label: str) -> Tensor:
         if weight.dim() == 2:
             return F.linear(input, weight, bias)
-        rows = _rows(input, True)
+        rows = _as_rows(input, is_stack=True)
         output = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
         return output.view(*input.shape[:-1], weight.shape[1])
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         input, weight, _, ctx.correction, ctx.label = inputs
-        # As torch: without it a weight may be stepped on before the backward pass of another loss.
-        ctx.stacked = weight.dim() == 3
+        ctx.is_stack = weight.dim() == 3
+        # As in torch, a weight that is not kept may be stepped on before the backward pass of another loss.
         ctx.save_for_backward(input, weight if ctx.needs_input_grad[0] else None)
 
     @staticmethod
@@ -40,9 +41,9 @@ class _Linear(Function):
         grad_output, input, weight = once_only(grad_output, *ctx.saved_tensors)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gradients, grad_input, shape = {}, None, input.shape
-        input, grad_output = _rows(input, ctx.stacked), _rows(grad_output, ctx.stacked)
-        # The parameters come first: the memory they need in passing is freed before grad_input is allocated. In float32
-        # it is no more than that, so the peak stays that of the plain backward.
+        input, grad_output = _as_rows(input, ctx.is_stack), _as_rows(grad_output, ctx.is_stack)
+        # The parameters come first: their temporaries are freed before grad_input is allocated. In float32 these are no
+        # larger than grad_input, so the peak of memory stays that of the plain backward.
         if needs_weight or needs_bias:
             rows = LinearRows(input, grad_output, needs_weight, needs_bias, ctx.label)
             with without_autocast(input.device.type):
@@ -59,59 +60,63 @@ class _Linear(Function):
         if in_dims[1] is None and in_dims[2] is None and weight.dim() == 2:  # one layer, more rows
             return _Linear.apply(input.movedim(in_dims[0], 0), weight, bias, correction, label), 0
 
-        def stacked(tensor, dim):
+        def as_stack(tensor, dim):
             if tensor is None:
                 return None
             return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
-        input, weight, bias = map(stacked, (input, weight, bias), in_dims)
+        input, weight, bias = map(as_stack, (input, weight, bias), in_dims)
         if weight.dim() == 4:  # a stack of stacks is a longer stack
-            flat = (None if tensor is None else tensor.flatten(0, 1) for tensor in (input, weight, bias))
-            return _Linear.apply(*flat, correction, label).unflatten(0, (info.batch_size, -1)), 0
+            longer = (None if tensor is None else tensor.flatten(0, 1) for tensor in (input, weight, bias))
+            return _Linear.apply(*longer, correction, label).unflatten(0, (info.batch_size, -1)), 0
         return _Linear.apply(input, weight, bias, correction, label), 0
 
 
-# torch asks for the signature at every call; looked up anew each time, it costs a small layer more than its products.
+# torch asks for the signature at every call; to look it up each time costs a small layer more than its products.
 _Linear.forward.__signature__ = inspect.signature(_Linear.forward)  # type: ignore[attr-defined]
 
 
-def _rows(tensor: Tensor, stacked: bool) -> Tensor:
-    """Reshape (…, features) to (rows, features), below the leading dimension of a stack."""
-    first = int(stacked)
-    if tensor.dim() == first + 2:
+def _as_rows(tensor: Tensor, is_stack: bool) -> Tensor:
+    """Reshape (…, features) to (rows, features); in a stack (layers, …, features) to (layers, rows, features)."""
+    row_dim = int(is_stack)
+    if tensor.dim() == row_dim + 2:
         return tensor
     # Not by flatten, which has no rule for the batches of gradients of autograd.functional.
-    shape = (*tensor.shape[:first], math.prod(tensor.shape[first:-1]), tensor.shape[-1])
-    return tensor.reshape(shape) if tensor.dim() > first + 1 else tensor.unsqueeze(first)
+    shape = (*tensor.shape[:row_dim], math.prod(tensor.shape[row_dim:-1]), tensor.shape[-1])
+    return tensor.reshape(shape) if tensor.dim() > row_dim + 1 else tensor.unsqueeze(row_dim)
 
 
 def _input_gradient(rows: Tensor, grad_rows: Tensor, weight: Tensor) -> Tensor:
-    """Return G W, as torch multiplies it: by the transposes where X lies column by column, which rounds differently."""
+    """Return G W, rounded as torch rounds it: where X lies column by column, it multiplies the transposes."""
     # Compiled code rounds in its own way.
     column_major = rows.stride(0) == 1 and rows.stride(1) == len(rows) and not torch.compiler.is_compiling()
     return (weight.mT @ grad_rows.mT).mT if column_major else grad_rows @ weight
 
 
-class Trained:
-    """Which of a layer's weight and bias is trained."""
+class TrainedParameters:
+    """Rows that know which of weight and bias is trained: a frozen one has no factor and no gradient."""
 
     needs_weight: bool
     needs_bias: bool
 
     def with_ones(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return a number of each row for the weight, and 1 for the bias, the frozen one left out."""
+        """Return a number of each row for the weight, and 1 for the bias."""
         factors = {"weight": weight} if self.needs_weight else {}
         return {**factors, "bias": torch.ones_like(weight)} if self.needs_bias else factors
 
+    def has_few_rows(self, count: int, features: int) -> bool:
+        """Whether there are no more rows than columns of X~ = [X, 1]: K is then no larger than X~ᵀX~."""
+        return count <= features * self.needs_weight + self.needs_bias
+
     def split(self, solution: Tensor) -> dict[str, Tensor]:
-        """Return gradients of weight and bias from (…, in_features + 1, out_features)."""
+        """Return the gradients of weight and bias that (…, in_features + 1, out_features) joins."""
         gradients = {"weight": (solution[..., :-1, :] if self.needs_bias else solution).mT} if self.needs_weight else {}
         return {**gradients, "bias": solution[..., -1, :]} if self.needs_bias else gradients
 
 
 @dataclass(frozen=True)
-class LinearRows(Trained):
-    """The rows of a linear layer: X and G, which every correction contracts into gradients."""
+class LinearRows(TrainedParameters):
+    """The rows X of a linear layer and the gradients G of its outputs, which a correction contracts into gradients."""
 
     rows: Tensor
     grad_rows: Tensor
@@ -149,7 +154,7 @@ class LinearRows(Trained):
         """Return X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         dtype = wide_dtype(self.rows)
         wide = replace(self, rows=self.rows.to(dtype), grad_rows=self.grad_rows.to(dtype))
-        few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
+        few = self.has_few_rows(self.count, self.rows.shape[-1])
         solved = wide.sample_side(solve) if few else wide.feature_side(solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
@@ -157,15 +162,15 @@ class LinearRows(Trained):
         """Return X~ᵀ(K + λI)⁻¹G."""
         columns = self.columns()
         kernel = reduce(torch.add, (block @ block.mT for block in columns))
-        return self.split(gram_of(columns, [solve(kernel, self.grad_rows, self.count)]))
+        return self.split(cross_gram(columns, [solve(kernel, self.grad_rows, self.count)]))
 
     def feature_side(self, solve: Solve) -> dict[str, Tensor]:
         """Return (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         columns = self.columns()
-        return self.split(solve(gram_of(columns, columns), gram_of(columns, [self.grad_rows]), self.count))
+        return self.split(solve(cross_gram(columns, columns), cross_gram(columns, [self.grad_rows]), self.count))
 
     def columns(self) -> list[Tensor]:
-        """Return X~ = [X, 1] in blocks, those of frozen parameters left out."""
+        """Return X~ = [X, 1] as blocks of columns, without the block of a frozen parameter."""
         ones = self.rows.new_ones(*self.rows.shape[:-1], 1)
         return [self.rows] * self.needs_weight + [ones] * self.needs_bias
 
@@ -178,12 +183,9 @@ class LinearRows(Trained):
         return replace(self, grad_rows=grad_rows)
 
 
-def summed(terms: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Sum tensors by their names."""
-    totals: dict[str, Tensor] = {}
-    for term in terms:
-        totals = {name: totals[name] + part if name in totals else part for name, part in term.items()}
-    return totals
+def summed(terms: Iterable[dict[Any, Tensor]]) -> dict[Any, Tensor]:
+    """Add up one or more dicts of tensors, key by key."""
+    return reduce(lambda totals, term: {key: totals[key] + part for key, part in term.items()}, terms)
 
 
 def _rescale(tensor: Tensor, scale: Tensor) -> Tensor:
@@ -193,14 +195,15 @@ def _rescale(tensor: Tensor, scale: Tensor) -> Tensor:
 
 def _contract_float16(rows: Tensor, grad_rows: Tensor, scale: Tensor) -> Tensor:
     """Return Gᵀ(s ⊙ X), as far as float16 can hold it; in float32 it would cost the tensor cores."""
-    # s g may pass 65504, where float16 ends, though s g xᵀ does not; s x = x / (|x|² + 1) stays below 1. Where an entry
-    # of x is in the thousands, the others times s nearly vanish: a power of 2 keeps them until the product is taken.
+    # s g may pass 65504, where float16 ends, though s g xᵀ does not; so s multiplies x: x / (|x|² + 1) stays below 1.
+    # Where an entry of x is in the thousands, s times the others nearly vanishes: a power of 2 divides them, and
+    # multiplies the product.
     if not rows.numel():
         return grad_rows.mT @ rows
     largest = torch.linalg.vector_norm(rows, math.inf, dim=-1, keepdim=True, dtype=scale.dtype)
     top = (scale * largest).amax(-2, keepdim=True)
-    unit = torch.where((top > 0) & top.isfinite(), top, 1).clamp(max=1).log2().floor().exp2()
-    return (grad_rows.mT @ _rescale(rows, scale / unit)).mul_(unit)
+    power = torch.where((top > 0) & top.isfinite(), top, 1).clamp(max=1).log2().floor().exp2()
+    return (grad_rows.mT @ _rescale(rows, scale / power)).mul_(power)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction: Correction | None = None) -> Tensor:
@@ -212,10 +215,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
     bias does not move the output, so its factor is left out.
 
     With per-row scales the cost over the plain backward is one pass over X and one over the narrower of X and G. In
-    float32 the peak of memory stays where the input needs a gradient; without that, and in half precision, there is one
-    rescaled copy of the narrower more. Works under vmap, torch.compile, autocast and in half precision, in
-    which norms and scales are float32. Compiling *around* vmap runs
-    this function outside the graph.
+    float32 the peak of memory stays where the input needs a gradient; without that, and in half precision, one rescaled
+    copy of the narrower is added to it. The function works under vmap, torch.compile, autocast and in half precision,
+    in which norms and scales are float32. Compiling *around* vmap runs it outside the graph.
 
     Args:
         input: shape (..., in_features); every leading dimension counts rows.
@@ -245,16 +247,16 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
     return corrected_linear("linear", input, weight, bias, check_correction(correction))
 
 
-def corrected_linear(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction) -> Tensor:
-    """Compute `linear` with a correction already checked; `name` opens its error messages."""
-    check_real(name, input)
+def corrected_linear(label: str, input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction) -> Tensor:
+    """Compute `linear` with a correction that has been checked; `label` opens its error messages."""
+    check_input(label, input)
     fits = weight.dim() == 2 and input.shape[-1:] == weight.shape[1:]
     if not fits or (bias is not None and bias.shape != weight.shape[:1]):
         shapes = [None if part is None else tuple(part.shape) for part in (input, weight, bias)]
         raise ValueError(
-            f"{name}: input, weight and bias have shapes {', '.join(map(str, shapes))}; they must be "
+            f"{label}: input, weight and bias have shapes {', '.join(map(str, shapes))}; they must be "
             "(…, in_features), (out_features, in_features) and (out_features,) or None."
         )
-    if not trains(weight, bias):
+    if not may_train(weight, bias):
         return F.linear(input, weight, bias)
-    return apply(_Linear, name, *autocast(input, weight, bias), correction)
+    return apply_function(_Linear, *cast_by_autocast(input, weight, bias), correction, label=label)

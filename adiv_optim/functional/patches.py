@@ -1,4 +1,4 @@
-"""The rows X that a weight multiplies: patches, unfolded a few samples at a time; their squared norms; products XᵀX."""
+"""The rows X that a weight multiplies, as patches: unfolding a few samples at a time, squared norms, products XᵀY."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .shared import squared_norm
 
-#: At most so many elements of unfolded patches are there at once, or a quarter of the input's, or those of one sample.
+#: The most numbers of unfolded patches at a time, but for a quarter of the input's or one sample's where that is more.
 PATCH_NUMBERS = 2**19
 
 
@@ -69,21 +69,21 @@ def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], d
     """
     for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=-len(kernel_size)):
         reach = tensor.shape[dim] - gap * (size - 1)
-        # Not tensor.movedim: the gradient would be laid out across the image.
-        every = (slice(None),) * (-1 - dim)
-        windows: list[Any] = [(..., slice(start, start + reach, step), *every) for start in range(0, gap * size, gap)]
+        # Indexed in place: with the axis moved to the end, the gradient would be laid out across the image.
+        behind = (slice(None),) * (-1 - dim)
+        windows: list[Any] = [(..., slice(start, start + reach, step), *behind) for start in range(0, gap * size, gap)]
         tensor = reduce(torch.add, [tensor[window] for window in windows])
     return tensor
 
 
 def padded(tensor: Tensor, padding: Sequence[int]) -> Tensor:
-    """Put zeros at both ends of the trailing dimensions; return the tensor itself where there are to be none."""
+    """Pad both ends of the trailing dimensions with zeros; without any padding return the tensor itself."""
     sides = [side for size in reversed(padding) for side in (size, size)]
     return F.pad(tensor, sides) if any(sides) else tensor
 
 
 class Geometry(NamedTuple):
-    """Stride, padding and dilation, one number for each spatial dimension, and the groups."""
+    """Stride, padding and dilation, each a number for every spatial dimension, and how many groups there are."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -92,7 +92,7 @@ class Geometry(NamedTuple):
 
 
 class Patches(NamedTuple):
-    """The rows that a weight multiplies; those of a linear layer are patches of a kernel without dimensions."""
+    """The rows that a weight multiplies. Those of a linear layer are patches whose kernel has no dimensions."""
 
     input: Tensor
     kernel: Sequence[int]
@@ -113,28 +113,27 @@ class Patches(NamedTuple):
         """Return |x_p|² of every patch, (N, groups, *positions)."""
         return patch_squared_norm(self.input, self.kernel, *self.geometry)
 
-    def spread(self, rows: int, step_index: int) -> "Patches":
-        """The patches of a few samples: at most so many rows, or those of one sample.
+    def subsample(self, max_rows: int, step_index: int) -> "Patches":
+        """Return the patches of some samples: at most `max_rows`, but those of one sample at least.
 
-        The samples are spread over the batch by uneven steps, for even ones could take the same positions of every
-        sequence. Steps differ in which they take.
+        One sample is taken from each of as many runs of the batch; its offset in the run differs, for even distances
+        could take the same position of every sequence. Another step takes other samples.
         """
-        count, total = max(1, rows // max(1, self.positions)), len(self.input)
+        count, total = max(1, max_rows // max(1, self.positions)), len(self.input)
         if count >= total:
             return self
-        number = torch.arange(count + 1, device=self.input.device)
-        ends = number * total // count
+        runs = torch.arange(count + 1, device=self.input.device)
+        ends = runs * total // count
         # Multiples of the golden ratio, modulo 1.
-        offset = ((number[:-1] + step_index) * 2654435769 % 2**32 * ends.diff()) >> 32
+        offset = ((runs[:-1] + step_index) * 2654435769 % 2**32 * ends.diff()) >> 32
         return self._replace(input=self.input[ends[:-1] + offset])
 
     def samples_at_once(self, dtype: torch.dtype, axis: int = 0) -> int:
         """Return how many samples are unfolded together; all if that copies nothing. For `axis` see `slices`."""
-        copied = math.prod(self.kernel[axis:]) * self.input[:1].numel()
-        per_sample = copied // math.prod(self.geometry.stride[axis:])
-        numbers = max(PATCH_NUMBERS, self.input.numel() // 4)
-        copies = bool(self.kernel) or self.input.dtype != dtype
-        return max(1, numbers // max(1, per_sample) if copies else len(self.input))
+        if not self.kernel and self.input.dtype == dtype:
+            return max(1, len(self.input))
+        per_sample = math.prod(self.kernel[axis:]) * self.input[:1].numel() // math.prod(self.geometry.stride[axis:])
+        return max(1, max(PATCH_NUMBERS, self.input.numel() // 4) // max(1, per_sample))
 
     def slices(self, dtype: torch.dtype, axis: int = 0) -> "Iterator[Patches]":
         """Yield the patches of a few samples at a time; of all at once if unfolding them copies nothing.
@@ -156,26 +155,26 @@ class Patches(NamedTuple):
         return patches.flatten(2 + len(self.kernel)).flatten(1, -2)
 
     def at(self, index: Tensor) -> Tensor:
-        """Return the patches at `index`, ascending: (groups, n, features)."""
-        rows, before = [], 0
-        for patches in (part.unfold() for part in self.slices(self.input.dtype)):
-            here = (index >= before) & (index < before + patches.shape[1])
-            rows.append(patches[:, index[here] - before])
-            before += patches.shape[1]
-        return torch.cat(rows, 1)
+        """Return the patches whose numbers are in `index`, ascending: (groups, n, features)."""
+        chosen, before = [], 0
+        for rows in (patches.unfold() for patches in self.slices(self.input.dtype)):
+            is_here = (index >= before) & (index < before + rows.shape[1])
+            chosen.append(rows[:, index[is_here] - before])
+            before += rows.shape[1]
+        return torch.cat(chosen, 1)
 
 
-def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
+def cross_gram(left: list[Tensor], right: list[Tensor]) -> Tensor:
     """Return [left]ᵀ[right] of blocks of columns, block by block: joining the blocks first would copy X."""
-    return _side_by_side([_side_by_side([_product(a, b) for b in right], -1) for a in left], -2)
+    return _side_by_side([_side_by_side([_transposed_product(a, b) for b in right], -1) for a in left], -2)
 
 
 def _side_by_side(parts: list[Tensor], dim: int) -> Tensor:
     return torch.cat(parts, dim) if len(parts) > 1 else parts[0]  # torch.cat copies a single one
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Return leftᵀ @ right, summed over runs of rows first: a product may lose a unit of rounding for every row."""
+def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return leftᵀ @ right, added up over runs of rows: one product may lose a unit of rounding for every row."""
     # The sums of the runs take a sixteenth of the larger argument at most.
     run = max(64, 16 * min(left.shape[-1], right.shape[-1]))
     runs = left.shape[-2] // run

@@ -1,4 +1,4 @@
-"""Helpers that the linear and the convolutional Functions share."""
+"""Checks, autocast, norms and slices of a batch, for the Functions of linear layers and convolutions."""
 
 import math
 from typing import Any
@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._device import wide_dtype
+from .._torch import functorch
 
-#: A temporary of a tensor's size is built in this many slices at most,
+#: The most slices in which a temporary of a tensor's size is built.
 SLICES = 8
-#: of about so many elements at least.
+#: About how many numbers a slice has at least.
 SLICE_NUMBERS = 2**19
 
 
@@ -44,36 +45,36 @@ def once_only(*tensors: Tensor | None) -> Any:
     return _OnceOnly.apply(*tensors) if torch.is_grad_enabled() else tensors
 
 
-def apply(function: type[Function], name: str, *arguments: Any) -> Tensor:
-    """Apply a Function whose last argument is the name that opens its messages; see below for torch.compile.
+def apply_function(function: type[Function], *arguments: Any, label: str) -> Tensor:
+    """Apply a Function whose last argument is the layer's label in messages.
 
-    Where that meets vmap, a Function's forward is inlined and its backward is lost: the gradients would be plain,
-    without a word. Run eagerly they are right, and fullgraph=True says that it cannot have the whole graph.
+    Under torch.compile around vmap, a Function's forward is inlined and its backward is lost: the gradients would be
+    plain, without a word. Run eagerly they are right, and fullgraph=True says that it cannot have the whole graph.
     """
     if not torch.compiler.is_compiling():
-        return function.apply(*arguments, name)
-    if any(isinstance(each, Tensor) and torch._C._functorch.is_batchedtensor(each) for each in arguments):
-        return _apply_eagerly(function, name, *arguments)
-    # A name in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
+        return function.apply(*arguments, label)
+    if any(isinstance(argument, Tensor) and functorch.is_batchedtensor(argument) for argument in arguments):
+        return _apply_eagerly(function, *arguments, label=label)
+    # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     return function.apply(*arguments, "a compiled layer")
 
 
-_apply_eagerly = torch.compiler.disable(apply)
+_apply_eagerly = torch.compiler.disable(apply_function)
 
 
-def trains(*parameters: Tensor | None) -> bool:
-    """Whether a parameter may get a gradient: without one torch's own function does, and keeps no input for it."""
+def may_train(*parameters: Tensor | None) -> bool:
+    """Whether a parameter may get a gradient; if none does, torch's own function is enough, and keeps no input."""
     # A compiler finds the needs of a backward by itself, and the tensors of a torch.func transform do not say.
     if torch.compiler.is_compiling():
         return True
     if torch.is_inference_mode_enabled():
         return False
-    is_transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return is_transformed or any(parameter is not None and parameter.requires_grad for parameter in parameters)
+    requires_grad = any(parameter is not None and parameter.requires_grad for parameter in parameters)
+    return requires_grad or functorch.peek_interpreter_stack() is not None
 
 
 def squared_norm(input: Tensor, dim: int) -> Tensor:
-    """Return |x|² along a dimension, which goes, in float32 at least; of large inputs slice by slice.
+    """Return |x|², the sum of squares over one dimension, in float32 at least; a large input is taken in slices.
 
     Example:
         >>> import torch
@@ -84,17 +85,17 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
     if dim % input.dim() in (0, input.dim() - 1):
         return torch.linalg.vector_norm(input, dim=dim, dtype=dtype).square()
     # vector_norm is slow on the CPU along a dimension in the middle.
-    return torch.cat([input[part].to(dtype).square().sum(dim) for part in parts(input)])
+    return torch.cat([input[samples].to(dtype).square().sum(dim) for samples in batch_slices(input)])
 
 
-def parts(tensor: Tensor) -> list[slice]:
-    """Return slices of dimension 0, so that of a large batch no temporary is as large as the tensor."""
+def batch_slices(tensor: Tensor) -> list[slice]:
+    """Cut dimension 0 into slices, so that no temporary is as large as a large batch."""
     count = max(1, min(SLICES, tensor.numel() // SLICE_NUMBERS))
     size = max(1, math.ceil(len(tensor) / count))
     return [slice(start, start + size) for start in range(0, max(1, len(tensor)), size)]
 
 
-def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+def cast_by_autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
     """Cast as torch.autocast would for a matrix product, but differentiably, and before a Function saves its input."""
     device, tensors = input.device.type, (input, *others)
     # Autocast knows no meta device.
@@ -110,12 +111,12 @@ def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]
     return tuple(map(cast, tensors))
 
 
-def check_real(name: str, input: Tensor) -> None:
-    """Raise a TypeError for an input no correction is defined on."""
+def check_input(label: str, input: Tensor) -> None:
+    """Raise a TypeError for an input that no correction is defined on."""
     if input.layout != torch.strided or input.is_nested or not input.is_floating_point():
         kind = "nested" if input.is_nested else input.layout
         raise TypeError(
-            f"{name}: input is a {kind} tensor of {input.dtype}; a correction needs dense rows of real floating-point "
+            f"{label}: input is a {kind} tensor of {input.dtype}; a correction needs dense rows of real floating-point "
             "numbers. Convert it, as by to_dense() or to_padded_tensor(0.0), name the layer in skip, or pass "
             "correction=None."
         )

@@ -16,7 +16,7 @@ from ..optim.roots import Scales
 from ..optim.step import Stack
 from ..optim.watching import Watching
 from ..optim.wrapper import OURS
-from ..rows.models import NAMED, UNFLATTENED, Coverage, Skip, named_in_skip, overlaps, refuse_sharded
+from ..rows.models import FSDP1_REMEDY, IN_SKIP, Coverage, Skip, named_in_skip, overlaps, refuse_sharded
 from .gauges import Gauge, NetworkGauge
 from .graph import ChannelGraph, Factors
 from .network import network_scales
@@ -90,7 +90,7 @@ class ChannelScales(Watching):
         if not parameter.requires_grad:
             return "frozen"
         if name in self.skipped:
-            return NAMED
+            return IN_SKIP
         if why := self._overlaps.get(id(parameter)):
             return why
         if name in how:
@@ -203,7 +203,7 @@ class UnitConsistent(Mapped):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
         check_model("UnitConsistent", model)
         model = unwrapped(model)  # torch.export cannot look into wrappers around it
-        refuse_sharded("UnitConsistent", model, UNFLATTENED, only_flat=True)
+        refuse_sharded("UnitConsistent", model, FSDP1_REMEDY, only_flat=True)
         for name, parameter in model.named_parameters():
             if why := why_not_one_cut(parameter):
                 raise ValueError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .._checks import check_count, check_not_negative, given
+from .._checks import check_count, check_not_negative, without_none
 from ..rows.models import Coverage, refuse_attached, refuse_lazy
 from .modules import why_mixed
 from .terms import Parameters, Term, Terms, solver
@@ -102,7 +102,7 @@ class GaussNewton(Optimizer):
         if not isinstance(network, nn.Module):
             raise TypeError(f"GaussNewton: network must be a torch.nn.Module, found {type(network).__name__}.")
         check_not_negative("GaussNewton", damping=damping)
-        check_count("GaussNewton", **given(chunk_size=chunk_size))
+        check_count("GaussNewton", **without_none(chunk_size=chunk_size))
         refuse_lazy("GaussNewton", network)
         trained = _trained(network)
         self.network, self.chunk_size, self._metrics = network, chunk_size, dict[str, float]()

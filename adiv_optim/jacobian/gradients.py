@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from .._checks import check_count, given
+from .._checks import check_count, without_none
 from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import refuse_attached
@@ -114,7 +114,7 @@ def corrected_gradients(
     """
     if correction is not None:
         check_correction(correction)
-    check_count("corrected_gradients", **given(chunk_size=chunk_size))
+    check_count("corrected_gradients", **without_none(chunk_size=chunk_size))
     refuse_attached("corrected_gradients", model, BY_ITSELF)
     names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
     chosen, _ = choose_layers(model, layers)

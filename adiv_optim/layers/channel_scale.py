@@ -1,4 +1,4 @@
-"""The scaling by channels that normalisers end with, by itself."""
+"""The scale and shift of channels that normalisers end with, as a layer of its own."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class ChannelOptions(TypedDict, total=False):
-    """The arguments by name of `ChannelScale`, for layers that hand them on."""
+    """The keyword arguments of `ChannelScale`, for layers that hand them on."""
 
     dim: int
     elementwise_affine: bool
@@ -28,10 +28,10 @@ class ChannelScale(nn.Module):
 
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm.
-        channels: `dim`, the dimension of the channels, or the last of several: -1 as for nn.LayerNorm, the default, or
-            1 as for nn.BatchNorm2d; `elementwise_affine`, whether there are γ and β, without which the layer is the
-            identity; `bias`, whether there is β beside γ; `device` and `dtype` of the parameters. γ is `weight`, at
-            first 1, and β is `bias`, at first 0.
+        dim: the dimension of the channels, the last of several: -1 as for nn.LayerNorm, or 1 as for nn.BatchNorm2d.
+        elementwise_affine: have γ, the parameter `weight`, at first 1. Without it the layer is the identity.
+        bias: have β beside γ, the parameter `bias`, at first 0.
+        device, dtype: of the parameters.
 
     Shape:
         Input and output alike, `normalized_shape` at `dim`.
@@ -88,7 +88,7 @@ class ChannelScale(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ x + β."""
-        self._check(input)
+        self._check_shape(input)
         return self._affine(input)
 
     def _affine(self, input: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class ChannelScale(nn.Module):
             input = input + self._broadcast(self.bias, input)
         return input
 
-    def _check(self, input: Tensor) -> None:
+    def _check_shape(self, input: Tensor) -> None:
         """Raise a ValueError unless the input has these channels at their dimension."""
         if -input.dim() <= self.dim < input.dim():
             end = self.dim % input.dim() + 1

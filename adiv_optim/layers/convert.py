@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import warn
-from ..rows.layers import name_of
+from ..rows.layers import type_name
 from ..rows.models import bypassed, label, refuse_lazy
 
 Factory = Callable[..., nn.Module]
 
 
 def _named(*names: str) -> Callable[[Any], dict[str, Any]]:
-    """Return arguments that a layer keeps as attributes of the same names, and whether it has a bias."""
+    """Read arguments from attributes of the same names, and whether the layer has a bias."""
     return lambda layer: {
         **{name: getattr(layer, name) for name in names},
         "bias": getattr(layer, "bias", None) is not None,
@@ -43,8 +43,8 @@ CONSTRUCTOR_ARGUMENTS: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = 
     nn.Tanh: lambda layer: {},
 }
 
-#: Buffers that no replacement has a use for; a layer with others is refused.
-RUNNING_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+#: Buffers that no replacement needs; a layer with others is refused.
+_RUNNING_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
 
 class Replacement(NamedTuple):
@@ -52,7 +52,7 @@ class Replacement(NamedTuple):
 
     Args:
         path: of the old layer in the model, the first one if it stands in several places.
-        old: the layer that goes.
+        old: the layer that is replaced.
         new: the layer in its place, with the parameters that it takes over.
         dropped: the old layer's parameters and buffers that the new one does not hold.
         added: parameters that only the new layer has; an optimizer that was built before does not train them.
@@ -131,7 +131,7 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
         # In evaluation torch's fast path computes the layers from their weights, past any replacement, and hands nested
         # tensors on, which only it can read.
         if isinstance(module, nn.TransformerEncoderLayer) and not new.isdisjoint(module.modules()):
-            module.activation_relu_or_gelu = 0  # the first that it asks for
+            module.activation_relu_or_gelu = 0  # the fast path's first condition
         if isinstance(module, nn.TransformerEncoder) and not new.isdisjoint(module.modules()):
             module.use_nested_tensor = False
     return replaced.get(model, model)
@@ -164,14 +164,14 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
     chosen = {path: layer for path, layer in matching.items() if layer not in uncalled}
     if not chosen:
         wanted, types = ", ".join(kind.__name__ for kind in mapping), ", ".join(_types(modules.values()))
-        raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT}")
+        raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT_TYPES}")
     for path, layer in chosen.items():
-        _refuse_what_would_be_lost(path, layer, chosen)
-    replacements = [_built(path, layer, mapping[type(layer)], model) for path, layer in chosen.items()]
-    left = [f"{label(path)} ({uncalled[layer]})" for path, layer in matching.items() if layer in uncalled]
+        _refuse_loss(path, layer, chosen)
+    replacements = [_replacement(path, layer, mapping[type(layer)], model) for path, layer in chosen.items()]
+    kept = [f"{label(path)} ({uncalled[layer]})" for path, layer in matching.items() if layer in uncalled]
     others = [layer for path, layer in modules.items() if path not in matching and layer not in uncalled]
-    if left := left + _types(layer for layer in others if issubclass(type(layer), tuple(mapping))):
-        warn(f"convert left {', '.join(left)} as it is. {_EXACT}")
+    if kept := kept + _types(layer for layer in others if issubclass(type(layer), tuple(mapping))):
+        warn(f"convert left {', '.join(kept)} as it is. {_EXACT_TYPES}")
     return replacements
 
 
@@ -186,66 +186,67 @@ def _check_mapping(mapping: Mapping[type[nn.Module], Factory]) -> None:
             )
 
 
-def _refuse_what_would_be_lost(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
-    reasons = {
+def _refuse_loss(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+    """Raise a ValueError if a layer has what its replacement would not."""
+    has = {
         "a forward of its own": "forward" in vars(layer),
         # Every kind that torch has, those of state dicts among them.
         "hooks": any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks")),
-        "buffers": bool(layer._buffers.keys() - RUNNING_STATISTICS),
-        "a layer to replace in it": any(each in chosen.values() for each in layer.modules() if each is not layer),
+        "buffers": bool(layer._buffers.keys() - _RUNNING_STATISTICS),
+        "a layer to replace in it": any(inner in chosen.values() for inner in layer.modules() if inner is not layer),
     }
-    if lost := [reason for reason, holds in reasons.items() if holds]:
+    if lost := [part for part, is_there in has.items() if is_there]:
         raise ValueError(
             f"{label(path)} ({type(layer).__name__}) has {lost[0]}, which its replacement would lose; call convert "
             "before you add that, or once for each layer."
         )
 
 
-_EXACT = (
+_EXACT_TYPES = (
     "Layers are matched by exact type: name a subclass itself in the mapping; take corrections, by detach(model), and "
     "parametrizations off first."
 )
 
 
 def _types(layers: Iterable[nn.Module]) -> list[str]:
-    return sorted({name_of(type(layer)) for layer in layers})
+    return sorted({type_name(type(layer)) for layer in layers})
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(chain(module.named_parameters(), module.named_buffers()))
 
 
-def _built(path: str, layer: nn.Module, factory: Factory, model: nn.Module) -> Replacement:
+def _replacement(path: str, layer: nn.Module, factory: Factory, model: nn.Module) -> Replacement:
     """Build the replacement of a layer, and list the parameters that it drops and adds."""
     constructor = factory.func if isinstance(factory, partial) else factory
-    new = _constructed(path, layer, factory, model) if isinstance(constructor, type) else factory(layer)
+    new = _construct(path, layer, factory, model) if isinstance(constructor, type) else factory(layer)
     if not isinstance(new, nn.Module):
         kind = type(layer).__name__
         raise TypeError(f"{label(path)} ({kind}): the function returned {new!r}; it has to return a module.")
     new.train(layer.training)
-    old_ids, new_ids = ({id(tensor) for tensor in _tensors(each).values()} for each in (layer, new))
+    old_ids, new_ids = ({id(tensor) for tensor in _tensors(module).values()} for module in (layer, new))
     dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in new_ids)
     added = tuple(name for name, parameter in new.named_parameters() if id(parameter) not in old_ids)
     return Replacement(path, layer, new, dropped, added)
 
 
-def _constructed(path: str, layer: nn.Module, factory: Any, model: nn.Module) -> nn.Module:
-    """Call a class, or a partial of one, with the old layer's arguments, and hand the parameters on."""
+def _construct(path: str, layer: nn.Module, factory: Any, model: nn.Module) -> nn.Module:
+    """Call a class, or a partial of one, with the old layer's arguments, and hand the parameters over."""
     kind, name = type(layer).__name__, getattr(factory, "func", factory).__name__
     remedy = f"pass a function instead of the class: {{{kind}: lambda old: {name}(…)}}."
     if type(layer) not in CONSTRUCTOR_ARGUMENTS:
         raise TypeError(f"convert does not know the constructor arguments of {kind}; {remedy}")
     arguments = {**CONSTRUCTOR_ARGUMENTS[type(layer)](layer), **getattr(factory, "keywords", {})}
-    # A tensor with the device and the dtype of parameters that the old layer does not have.
+    # Parameters that the old layer does not have get this tensor's device and dtype.
     tensors = chain(_tensors(layer).values(), model.parameters())
-    like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+    template = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
     try:
         # On the meta device nothing is allocated or drawn for parameters that are about to be replaced.
         with torch.device("meta"):
-            new = _hand_on(layer, factory(**arguments))
-        if any(tensor.is_meta for tensor in _tensors(new).values()):  # parameters beside those need their values
-            with like.device:
-                new = _hand_on(layer, factory(**arguments).to(like.dtype))
+            new = _hand_over(layer, factory(**arguments))
+        if any(tensor.is_meta for tensor in _tensors(new).values()):  # other parameters need their values
+            with template.device:
+                new = _hand_over(layer, factory(**arguments).to(template.dtype))
     except TypeError as error:
         raise TypeError(
             f"{label(path)} ({kind}): {name} does not take {', '.join(arguments)}: {error}; {remedy}"
@@ -253,9 +254,10 @@ def _constructed(path: str, layer: nn.Module, factory: Any, model: nn.Module) ->
     return new
 
 
-def _hand_on(old: nn.Module, new: nn.Module) -> nn.Module:
+def _hand_over(old: nn.Module, new: nn.Module) -> nn.Module:
+    """Register the old layer's parameters with the new one, where both have one of that name and shape."""
     for name, parameter in old._parameters.items():
-        drawn = new._parameters.get(name)
-        if parameter is not None and drawn is not None and drawn.shape == parameter.shape:
+        replaced = new._parameters.get(name)
+        if parameter is not None and replaced is not None and replaced.shape == parameter.shape:
             new.register_parameter(name, parameter)
     return new

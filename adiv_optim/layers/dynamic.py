@@ -7,13 +7,14 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_positive, given
+from .._checks import check_positive, without_none
 from .._device import at_least_float32
 from .channel_scale import ChannelOptions, ChannelScale
+from .lengths import cast_back
 
 
 class _Dynamic(ChannelScale):
-    """A bounded function of each number, with scalars that are trained, before γ and β."""
+    """The base of layers that put a bounded function of each number, with trained scalars, before γ and β."""
 
     def _add_scalars(self, channels: ChannelOptions, **initial: float) -> None:
         for name in initial:
@@ -68,7 +69,7 @@ class DyT(_Dynamic):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ tanh(αx) + β, or γ ⊙ √d tanh(αx / √d) + β."""
-        self._check(input)
+        self._check_shape(input)
         bound = math.sqrt(self.features) if self.sqrt_d else 1
         return self._affine(bound * torch.tanh(self.alpha / bound * input))
 
@@ -102,7 +103,7 @@ class Derf(_Dynamic):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ erf(αx + s) + β."""
-        self._check(input)
+        self._check_shape(input)
         return self._affine(torch.erf(self.alpha * input + self.shift))
 
     def extra_repr(self) -> str:
@@ -127,13 +128,11 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
         tensor([ 0.0000,  0.6000, -0.9999])
     """
     wide = at_least_float32(input)
-    # Both are divided by the larger before they are squared: x² alone overflows from 2·10¹⁹ on in float32.
-    side = torch.as_tensor(c, dtype=wide.dtype, device=wide.device).sqrt()
-    larger = torch.maximum(wide.detach().abs(), side.detach())
-    wide, side = wide / larger, side / larger
-    return (wide * torch.rsqrt(wide.square() + side.square())).to(
-        input.dtype if input.is_floating_point() else wide.dtype
-    )
+    # x and √C are divided by the larger before they are squared: x² alone overflows from 2·10¹⁹ on in float32.
+    root_c = torch.as_tensor(c, dtype=wide.dtype, device=wide.device).sqrt()
+    larger = torch.maximum(wide.detach().abs(), root_c.detach())
+    wide, root_c = wide / larger, root_c / larger
+    return cast_back(wide * torch.rsqrt(wide.square() + root_c.square()), input)
 
 
 class DyISRU(_Dynamic):
@@ -166,7 +165,7 @@ class DyISRU(_Dynamic):
         sqrt_d: bool = True,
         **channels: Unpack[ChannelOptions],
     ) -> None:
-        check_positive("DyISRU", **given(c=c))
+        check_positive("DyISRU", **without_none(c=c))
         super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
         self.sqrt_d = sqrt_d
@@ -180,7 +179,7 @@ class DyISRU(_Dynamic):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ √d x / √(x² + C) + β, or the same without √d."""
-        self._check(input)
+        self._check_shape(input)
         output = dyisru(input, self.c)
         return self._affine(math.sqrt(self.features) * output if self.sqrt_d else output)
 

@@ -7,8 +7,8 @@ from .._checks import check_not_negative
 from .._device import at_least_float32
 
 
-def squared_length(input: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Return |x|² along dimensions, which stay with size 1."""
+def sum_of_squares(input: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return |x|² over dimensions, which stay with size 1."""
     # Not by a norm, whose second derivative at 0 is NaN. And x·x has a cheaper backward than x.square().
     squares = (input * input.conj()).real if input.is_complex() else input * input
     return squares.sum(dim, keepdim=True)
@@ -19,13 +19,17 @@ def inverse_norm(squared_norm: Tensor, eps: float) -> Tensor:
     return squared_norm.clamp(min=eps**2).masked_fill(squared_norm == 0, torch.inf).rsqrt()
 
 
-def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
+def cast_back(output: Tensor, input: Tensor) -> Tensor:
+    """Return an output in the input's dtype; for integers, in the dtype of `at_least_float32` that it has."""
+    return output.to(input.dtype) if input.is_floating_point() else output
+
+
+def l2_normalize(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
     """Return x / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient."""
     # Not torch's normalize, which multiplies the gradient of a zero row by 1 / eps, and whose eps is 0 in float16.
     wide = at_least_float32(input)
     # A factor has a cheaper backward than a quotient.
-    output = wide * inverse_norm(squared_length(wide, dim), eps)
-    return output.to(input.dtype if input.is_floating_point() else wide.dtype)
+    return cast_back(wide * inverse_norm(sum_of_squares(wide, dim), eps), input)
 
 
 class L2Norm(nn.Module):
@@ -60,7 +64,7 @@ class L2Norm(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x / max(|x|, eps)."""
-        return unit(input, self.dim, self.eps)
+        return l2_normalize(input, self.dim, self.eps)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, eps={self.eps}"
@@ -94,8 +98,8 @@ class IsotropicTanh(nn.Module):
         wide = at_least_float32(input)
         # Below the clamp tanh(r) / r is 1 to the last bit, as is its limit at 0, and has no derivative to pass on.
         # Clamped before the root, whose second derivative at 0 would be NaN.
-        norm = squared_length(wide, self.dim).clamp(min=1e-24).sqrt()
-        return (wide * (torch.tanh(norm) / norm)).to(input.dtype if input.is_floating_point() else wide.dtype)
+        norm = sum_of_squares(wide, self.dim).clamp(min=1e-24).sqrt()
+        return cast_back(wide * (torch.tanh(norm) / norm), input)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}"

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._checks import check_finite, check_not_negative, given
+from .._checks import check_finite, check_not_negative, without_none
 from .._device import at_least_float32
-from .lengths import squared_length, unit
+from .lengths import l2_normalize, sum_of_squares
 
 
 def check_affine_like(name: str, alpha: float, beta: float) -> None:
@@ -27,7 +27,7 @@ def check_norm_like(name: str, alpha: float, beta: float | None, eps: float) -> 
     """Refuse settings for which the norm-like form has no meaning."""
     _check_alpha(name, alpha)
     check_not_negative(name, eps=eps)
-    check_finite(name, **given(beta=beta))
+    check_finite(name, **without_none(beta=beta))
     if beta is not None and not -1 < beta < 1:
         raise ValueError(f"{name}: beta is {beta}; it must lie strictly between -1 and 1, or be None.")
 
@@ -39,7 +39,7 @@ def _check_alpha(name: str, alpha: float) -> None:
 
 
 def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor:
-    """Return α / √(α²|x|² + β²), which multiplies Wx + (β/α) b: α is taken out of Eq. 37's bracket."""
+    """Return α / √(α²|x|² + β²), the factor of Wx + (β/α) b in Eq. 37: α is taken out of the bracket."""
     return alpha * torch.rsqrt(alpha**2 * squared_norm + beta**2)
 
 
@@ -90,8 +90,8 @@ class AffineLikeLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Return (αWx + βb) / √(α²|x|² + β²)."""
         wide = at_least_float32(input)
-        scale = affine_like_scale(squared_length(wide, -1), self.alpha, self.beta)
-        # The rows are scaled, not the outputs: those would have to be kept for the backward pass, and read twice more.
+        scale = affine_like_scale(sum_of_squares(wide, -1), self.alpha, self.beta)
+        # The rows are scaled, not the outputs, which would have to be kept for the backward pass and read twice more.
         rows = (wide * scale).to(input.dtype)
         if self.bias is None:
             return F.linear(rows, self.weight)
@@ -148,7 +148,7 @@ class NormLikeLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Return W x/|x| + b, or the general form if `beta` is given."""
         gain, shift = norm_like_factors(self.alpha, self.beta)
-        direction = unit(input, -1, self.eps)
+        direction = l2_normalize(input, -1, self.eps)
         return F.linear(direction * gain, self.weight, None if self.bias is None else shift * self.bias)
 
     def extra_repr(self) -> str:

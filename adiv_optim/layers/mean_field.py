@@ -1,4 +1,4 @@
-"""Centring and normalising by constants that belong to the activation."""
+"""Activations that are centred and normalised by constants of their own."""
 
 import math
 from collections.abc import Callable

@@ -15,7 +15,7 @@ from ..functional.convolutions import TORCH_CONV
 from .lengths import inverse_norm
 from .linears import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors
 
-TORCH_CONV_TRANSPOSED: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_TORCH_CONV_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 class PatchNorm(_ConvNd):
@@ -41,10 +41,10 @@ class PatchNorm(_ConvNd):
         super().__init__(*args, **kwargs)
         self.form = form
         self.alpha = alpha
-        self.beta: Any = beta  # a number, but for None in the norm-like form
+        self.beta: Any = beta  # None in the norm-like form of Eq. 56, else a number
         self.eps = eps
 
-    def channel_squared_norm(self, input: Tensor) -> Tensor:
+    def _channel_squared_norm(self, input: Tensor) -> Tensor:
         """Return Σ_c |x_c|² over the channels of each group, (…, groups, *spatial), in float32 at least."""
         channels = -len(self.kernel_size) - 1
         input = input.unflatten(channels, (self.groups, -1))
@@ -55,16 +55,16 @@ class PatchNorm(_ConvNd):
         return _SquaredNorm.apply(input, channels)
 
     @property
-    def inner_bias(self) -> Tensor | None:
-        """The summand before the patch norm divides: (β/α) b in the affine-like form, none in the other."""
+    def _inner_bias(self) -> Tensor | None:
+        """What is added before the patch norm divides: (β/α) b in the affine-like form, nothing in the other."""
         if self.bias is None or self.form == "norm-like":
             return None
         return self.bias * (self.beta / self.alpha)
 
-    def normalised(self, output: Tensor, squared_norm: Tensor) -> Tensor:
-        """Scale a convolution with `inner_bias` by its patches' norms, and in the norm-like form then add the bias.
+    def _normalise(self, output: Tensor, squared_norm: Tensor) -> Tensor:
+        """Scale a convolution that has added `_inner_bias` by the norms of its patches; add the bias if norm-like.
 
-        (…, out_channels, *out_spatial) and squared norms (…, groups, *out_spatial), in float32 at least.
+        The output is (…, out_channels, *out_spatial), the squared norms (…, groups, *out_spatial), in float32 at least.
         """
         channels = -len(self.kernel_size) - 1
         # In half precision too the product is taken in float32: 1 / |patch| may pass float16's range.
@@ -90,15 +90,15 @@ class _PatchNormConv(PatchNorm):
         """Return the convolution with every patch normalised."""
         if max(self.kernel_size) == 1 and not any(self._reversed_padding_repeated_twice):
             # Each patch is a pixel, and the pixels that the stride skips need no norm.
-            read: Any = (..., *(slice(None, None, step) for step in self.stride))
-            input = input[read]
-            output = TORCH_CONV[len(self.kernel_size)](input, self.weight, self.inner_bias, groups=self.groups)
-            return self.normalised(output, self.channel_squared_norm(input))
-        output = self._conv_forward(input, self.weight, self.inner_bias)
+            pixels: Any = (..., *(slice(None, None, step) for step in self.stride))
+            input = input[pixels]
+            output = TORCH_CONV[len(self.kernel_size)](input, self.weight, self._inner_bias, groups=self.groups)
+            return self._normalise(output, self._channel_squared_norm(input))
+        output = self._conv_forward(input, self.weight, self._inner_bias)
         # Padding the sum over channels is padding the channels, for every mode.
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        norm = F.pad(self.channel_squared_norm(input), self._reversed_padding_repeated_twice, mode)
-        return self.normalised(output, box_sum(norm, self.kernel_size, self.stride, self.dilation))
+        norm = F.pad(self._channel_squared_norm(input), self._reversed_padding_repeated_twice, mode)
+        return self._normalise(output, box_sum(norm, self.kernel_size, self.stride, self.dilation))
 
 
 class PatchNormConv1d(_PatchNormConv, nn.Conv1d):
@@ -159,24 +159,20 @@ class _PatchNormConvTranspose(PatchNorm, _ConvTransposeNd):
         """Return the transposed convolution with every patch normalised."""
         dims = len(self.kernel_size)
         kernel_size, stride, padding, dilation = map(list, (self.kernel_size, self.stride, self.padding, self.dilation))
-        extra = self._output_padding(input, output_size, stride, padding, kernel_size, dims, dilation)
-        output = TORCH_CONV_TRANSPOSED[dims](
-            input, self.weight, self.inner_bias, stride, padding, extra, self.groups, dilation
+        output_padding = self._output_padding(input, output_size, stride, padding, kernel_size, dims, dilation)
+        output = _TORCH_CONV_TRANSPOSE[dims](
+            input, self.weight, self._inner_bias, stride, padding, output_padding, self.groups, dilation
         )
-        norm = self._spread(self.channel_squared_norm(input), output.shape[-dims:])
-        return self.normalised(output, box_sum(norm, kernel_size, [1] * dims, dilation))
+        norm = self._space_out(self._channel_squared_norm(input), output.shape[-dims:])
+        return self._normalise(output, box_sum(norm, kernel_size, [1] * dims, dilation))
 
-    def _spread(self, norm: Tensor, output_size: Sequence[int]) -> Tensor:
+    def _space_out(self, norm: Tensor, output_size: Sequence[int]) -> Tensor:
         """Space positions out by the stride and pad them: the outputs then read windows at stride 1."""
         dims = len(self.kernel_size)
         for axis, step in enumerate(self.stride, start=-dims):
             norm = F.pad(norm.unsqueeze(axis), [0, 0] * (-axis - 1) + [0, step - 1]).flatten(axis - 1, axis)
-        sides = [
-            (gap * (size - 1) - padding, out + padding - spaced)
-            for gap, size, padding, out, spaced in zip(
-                self.dilation, self.kernel_size, self.padding, output_size, norm.shape[-dims:], strict=True
-            )
-        ]
+        axes = zip(self.dilation, self.kernel_size, self.padding, output_size, norm.shape[-dims:], strict=True)
+        sides = [(gap * (size - 1) - padding, out + padding - spaced) for gap, size, padding, out, spaced in axes]
         return F.pad(norm, [side for pair in reversed(sides) for side in pair])
 
 
@@ -186,8 +182,6 @@ class PatchNormConvTranspose1d(_PatchNormConvTranspose, nn.ConvTranspose1d):
 
 class PatchNormConvTranspose2d(_PatchNormConvTranspose, nn.ConvTranspose2d):
     r"""torch.nn.ConvTranspose2d divided by the norms of its patches.
-
-    .. math:: z_p = (\alpha W x_p + \beta b) / \sqrt{\alpha^2|x_p|^2 + \beta^2}
 
     Both forms are those of `PatchNormConv2d` (Bird 2025, Eqs. 55 and 56). The patch :math:`x_p` of an output
     position holds the inputs that reach it, and :math:`|x_p|^2` is the transposed box filter of

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from .. import _device
 from .._device import local
-from ..functional.lines import lines_pay, sums_by_lines
-from ..functional.patches import Patches, gram_of
+from ..functional.lines import is_cheaper_by_lines, sums_by_lines
+from ..functional.patches import Patches, cross_gram
 from ..rows.layers import Layout
 from .roots import RightFactor, Whole, inverse_root, joined, strips_of
 
@@ -148,8 +148,8 @@ class Covariance(MeanSquare):
         return self.with_statistics([*map(joined, blocks)] if self.is_whole else saved, rows)
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
-        patches = patches if self.max_rows is None else patches.spread(self.max_rows, step)
-        if patches.kernel and self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
+        patches = patches if self.max_rows is None else patches.subsample(self.max_rows, step)
+        if patches.kernel and self.by_lines and len(self.sizes) == 1 and is_cheaper_by_lines(patches):
             number = len(patches.input) * patches.positions
             yield Sums(self._products_of_lines(patches, dtype, bias_entry, number), number)
             return
@@ -168,7 +168,7 @@ class Covariance(MeanSquare):
         strips: list[Tensor] = []
         for block, size in zip(self.blocks, self.sizes, strict=True):
             columns = rows[..., block]
-            strips += [gram_of([columns[..., a:b]], [columns[..., a:]]) for a, b in self._strips(size)]
+            strips += [cross_gram([columns[..., a:b]], [columns[..., a:]]) for a, b in self._strips(size)]
         if self.with_bias:  # the 1 of x~ is the last column of the last block, and its last row
             total = bias_entry * columns.sum(-2)
             count = rows.new_full((self.groups, 1, 1), bias_entry * rows.shape[-2])

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..rows.layers import is_torchs, plain_type, why_unknown_rows
-from ..rows.models import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
+from ..rows.layers import is_from_torch, plain_type, why_unknown_rows
+from ..rows.models import IN_SKIP, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
 
 #: The way to make the rows of a layer of any class known.
 _DECLARE = "; a method input_rows(input) on that class makes them known"
@@ -46,7 +46,7 @@ def eligible_layers(
     of_biases: dict[int, str] = {}  # "" where they are treated
     for key, modules in users.items():
         name, parameter = named[key]
-        why = NAMED if not skipped.isdisjoint(modules) else ""
+        why = IN_SKIP if not skipped.isdisjoint(modules) else ""
         why = why or next((uncalled[module] for module in modules if module in uncalled), "")
         why = why or twice.get(key, "") or _why_no_rows(name, parameter, modules)
         if hasattr(parameter, "placements") and by_fsdp.isdisjoint(modules):
@@ -73,7 +73,7 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
         if plain_type(module) is parametrize.ParametrizationList:
             return "parametrized"
         if why and ("forward" in module.__dict__ or not declares_rows):
-            is_anothers = module._parameters.get("weight") is not None and not is_torchs(type(module))
+            is_anothers = module._parameters.get("weight") is not None and not is_from_torch(type(module))
             return why + _DECLARE * (is_anothers and "forward" not in module.__dict__)
         if parametrize.is_parametrized(module):
             return "parametrized"

@@ -10,7 +10,7 @@ from .._device import has_gradient
 from ..attach import attach, correction_coverage, detach, extend
 from ..corrections import Correction
 from ..rows.layers import Corrected
-from ..rows.models import UNCALLED, Coverage, Skip, uncalled_words
+from ..rows.models import UNCALLED, Coverage, Skip, describe_uncalled
 from .parameters import OUTSIDE, check_same_parameters, report
 from .wrapper import OptimizerWrapper
 
@@ -109,7 +109,7 @@ class GradientOnly(OptimizerWrapper):
             # Some loops give zeros to parameters that a batch did not reach.
             parameters = self.model.named_parameters()
             if uncalled := [path for path, p in parameters if skipped.get(path) == UNCALLED and has_gradient(p)]:
-                warn(f"GradientOnly takes plain steps with {uncalled_words(uncalled)}")
+                warn(f"GradientOnly takes plain steps with {describe_uncalled(uncalled)}")
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""

@@ -19,7 +19,7 @@ from torch.fx.node import has_side_effect
 from .. import _device, _torch
 from .._device import local, refuse_capture, without_autocast
 from ..rows.layers import Layout
-from ..rows.matrices import patches_of, rows_within
+from ..rows.matrices import patches_of, unwrapped_input
 from .covariance import MeanSquare, Sums
 
 #: Hooks by the tokens that stand for them in graphs.
@@ -127,7 +127,7 @@ class LayerInputs:
                 return
             node = node_of(weight) if nodes else None
             with torch.no_grad(), _torch.outside_transforms():
-                rows = _torch.plain_tensor(local(rows_within(self.name, module, _torch.plain_tensor(input))))
+                rows = _torch.plain_tensor(local(unwrapped_input(self.name, module, _torch.plain_tensor(input))))
                 sums = self._sum(module, rows, bias_entry)
                 if nodes and sums is not None:
                     waiting = WaitingSums(self, sums, node, weight is self.weight)
@@ -187,7 +187,7 @@ class WaitingSums:
         # Of gradients in a batch the derivatives cannot be watched. Without its node it is not known which pass writes
         # .grad; one that does not would leave None there, as if somebody had cleared it.
         unknown = self.node is None or (with_graph and _torch.is_batched(gradients))
-        if how := "grad" if unknown else _torch.reaches(self.node):
+        if how := "grad" if unknown else _torch.reached_by(self.node):
             number = _torch.backward_pass() if self.outer_backward < 0 else self.outer_backward
             layer.arrive(self, number if self.writes_grad and how == "backward" else None)
         if not _torch.keeps_graph():

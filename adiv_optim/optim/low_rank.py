@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _device
-from ..functional.patches import gram_of
+from ..functional.patches import cross_gram
 from .covariance import Covariance, Sums, decayed
 from .roots import NoRootError, RightFactor, eigh
 
@@ -166,7 +166,7 @@ class LowRankCovariance(Covariance):
             if has_bias := self.with_bias and number == len(self.blocks) - 1:
                 inside += bias_entry * u[..., -1:, :]
                 square += bias_entry * x.shape[-2]
-            parts = [gram_of([inside], [x]).mT, *[bias_entry * inside.sum(-2, keepdim=True)] * has_bias]
+            parts = [cross_gram([inside], [x]).mT, *[bias_entry * inside.sum(-2, keepdim=True)] * has_bias]
             sums += [torch.cat(parts, -2), square]
         return sums
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import _device
-from .._checks import check_count, check_positive, given
+from .._checks import check_count, check_positive, without_none
 from ..rows.models import Skip
 from .by_inputs import count_rows, covariance_metrics, treatment
 from .covariance import Covariance
@@ -97,7 +97,7 @@ class Preconditioned(Mapped):
         skip: Skip = (),
     ) -> None:
         check_positive("Preconditioned", damping=damping)
-        check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
+        check_count("Preconditioned", **without_none(max_dim=max_dim, max_rows=max_rows))
         change = ChangeOfVariables(
             partial(Covariance, max_dim=max_dim, max_rows=max_rows),
             partial(inverses, damping=damping),

@@ -9,7 +9,7 @@ from .. import _device
 from .._checks import check_count, check_not_negative, warn
 from .._device import addresses
 from .._distributed import DataParallelGroup
-from ..rows.models import SHARED_MEMORY, UNFLATTENED, Skip, named_in_skip, refuse_lazy, refuse_sharded
+from ..rows.models import FSDP1_REMEDY, SHARED_MEMORY, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .covariance import MeanSquare, stacked_covariance
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
@@ -59,7 +59,7 @@ class Watch(MeasuredLayers):
         self.skip = skip if isinstance(skip, str) else tuple(skip)
         watched = {"decay": decay, "every": every, "process_group": self.process_group, "skip": self.skip}
         self.settings = {**settings, **watched}
-        refuse_sharded(name, self.model, UNFLATTENED, only_flat=True)
+        refuse_sharded(name, self.model, FSDP1_REMEDY, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
         # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
         refuse_private_gradients(name, self.model.parameters())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .. import _device
 from .._device import has_gradient
-from ..rows.models import UNCALLED, Coverage, uncalled_words
+from ..rows.models import UNCALLED, Coverage, describe_uncalled
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .roots import RightFactor
@@ -142,7 +142,7 @@ class MeasuredLayers(Watching):
         layers = self.layers
         if any(layer.factors is not None for layer in layers):
             uncalled = [layer.name for layer in layers if _is_uncalled(layer)]
-            return f"those with {uncalled_words(uncalled)}" if uncalled else ""
+            return f"those with {describe_uncalled(uncalled)}" if uncalled else ""
         if any(layer.failures for layer in layers):
             return "no covariance could be factorised; choose a greater damping."
         if any(layer.drops for layer in layers):

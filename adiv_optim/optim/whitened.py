@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .._checks import check_count, check_positive, given
+from .._checks import check_count, check_positive, without_none
 from ..rows.models import Skip
 from .by_inputs import count_rows, covariance_metrics, treatment
 from .covariance import Covariance
@@ -105,7 +105,7 @@ class Whitened(Mapped):
         skip: Skip = (),
     ) -> None:
         check_positive("Whitened", damping=damping)
-        check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
+        check_count("Whitened", **without_none(rank=rank, max_dim=max_dim, max_rows=max_rows))
         change = ChangeOfVariables(
             partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank),
             partial(Covariance.inverse_roots, damping=damping, graft_norm=graft_norm),

@@ -19,24 +19,24 @@ from .matrices import as_matrices, conv_args
 
 
 class Corrected:
-    """The base of every corrected layer; all its state is these entries of the instance's __dict__."""
+    """The base of every corrected layer; its whole state is these entries of the instance's __dict__."""
 
     _correction: Correction
     _label: str  # for error messages: the layer's path in the model
     _ran: bool  # for `coverage`
 
     def _run(self, function: Callable[..., Tensor], input: Tensor, *arguments: Any) -> Tensor:
-        # Written and never read here: a read would make torch.compile guard on it and compile twice. And not as an
-        # attribute, which a module first looks for among parameters, buffers and modules: it costs a small layer 5 %.
+        # Only written: a read would make torch.compile guard on it and compile twice. And not by setattr, which looks
+        # among parameters, buffers and modules first: that costs a small layer 5 %.
         if torch.is_grad_enabled():
             self.__dict__["_ran"] = True
         plain = plain_tensor(input)
         output = function(self._label, plain, *arguments, self._correction)
-        # In the input's subclass, if that was taken off, as torch's own functions do.
+        # As torch's own functions do, return the input's subclass.
         return output if plain is input else output.as_subclass(type(input))
 
     def _replicate_for_data_parallel(self) -> Any:
-        """Called by nn.DataParallel, whose replicas run in place of the layer."""
+        """Count the layer as run: nn.DataParallel, which calls this, runs replicas in its place."""
         self._ran = True
         return super()._replicate_for_data_parallel()  # type: ignore[misc]
 
@@ -60,7 +60,7 @@ class CorrectedTransposed(Corrected):
         """Return xW + b; see `functional.linear`."""
         return self._run(corrected_linear, input, self.weight.mT, self.bias)
 
-    def __repr__(self: Any) -> str:
+    def __repr__(self: Any) -> str:  # as transformers prints its layer
         features, outputs = self.weight.shape
         return f"{type(self).__name__}(nf={outputs}, nx={features}, correction={self._correction!r})"
 
@@ -139,9 +139,9 @@ def corrected_type(kind: type) -> type[nn.Module] | None:
 
 
 class Layout(NamedTuple):
-    """A layer's parameters as matrices with one row for each output."""
+    """How a layer's parameters are viewed as matrices with one row for each output."""
 
-    #: Whether the weight has a column for each output.
+    #: Whether the weight has one column, not one row, for each output.
     transposed: bool
     #: The number of matrices, one for each group.
     groups: int
@@ -157,15 +157,15 @@ class Layout(NamedTuple):
         """Return how many features a row of the layer has on this process."""
         return len(weight) if self.transposed else weight.shape[1:].numel()
 
-    def stacked(self, part: Tensor) -> Tensor:
+    def to_matrices(self, part: Tensor) -> Tensor:
         """Return a weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `as_matrices`."""
         return as_matrices(part, self.transposed, self.groups)
 
 
 def plain_type(module: nn.Module) -> type:
-    """Return a module's type, seen through the classes that parametrize, fully_shard and `attach` put over it."""
-    made = parametrize.is_parametrized(module) or hasattr(module, "_get_fsdp_state")
-    kind = type(module).__bases__[-1] if made else type(module)
+    """Return a module's type without the classes that parametrize, fully_shard and `attach` put over it."""
+    has_own_class = parametrize.is_parametrized(module) or hasattr(module, "_get_fsdp_state")
+    kind = type(module).__bases__[-1] if has_own_class else type(module)
     return PLAIN.get(kind, kind)
 
 
@@ -178,15 +178,15 @@ def why_unknown_rows(layer: nn.Module) -> str:
         return ""
     base = next((base for base in CORRECTED if issubclass(kind, base)), None)
     if base is None:
-        return f"{name_of(kind)} is not a layer whose rows are known"
-    return f"{name_of(kind)} is a subclass of {base.__name__}, whose weight may multiply something else"
+        return f"{type_name(kind)} is not a layer whose rows are known"
+    return f"{type_name(kind)} is a subclass of {base.__name__}, whose weight may multiply something else"
 
 
-def is_torchs(kind: type) -> bool:
-    """Whether a class is torch's."""
+def is_from_torch(kind: type) -> bool:
+    """Whether a class is defined by torch."""
     return kind.__module__.startswith("torch.")
 
 
-def name_of(kind: type) -> str:
-    """Return a class's name: the whole of it but for torch's, since other packages call their layers the same."""
-    return kind.__name__ if is_torchs(kind) else f"{kind.__module__}.{kind.__qualname__}"
+def type_name(kind: type) -> str:
+    """Return a class's name; with its module if it is not torch's, for other packages use the same names."""
+    return kind.__name__ if is_from_torch(kind) else f"{kind.__module__}.{kind.__qualname__}"

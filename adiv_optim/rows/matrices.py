@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.nn.modules.conv import _ConvNd
 
+from .._torch import functorch
 from ..functional import convolutions
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
@@ -17,7 +17,7 @@ from ..functional.patches import Geometry, Patches
 
 
 def conv_args(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.ConvArgs]:
-    """Return the input of a convolution, padded where zeros would not do, and its other arguments."""
+    """Return a convolution's input, padded if its padding is not of zeros, and its other arguments."""
     padding = layer.padding
     if layer.padding_mode != "zeros":
         input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), 0
@@ -35,13 +35,13 @@ def patches_of(layer: Any, input: Tensor) -> Patches:
     if not isinstance(layer, _ConvNd):
         return Patches(_as_rows(input), (), Geometry((), (), (), 1))
     input, args = conv_args(layer, input)
-    return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, args)
+    return convolutions.conv_patches(type(layer).__name__, input, layer.kernel_size, args)
 
 
 def rows_of(
     layer: nn.Module, input: Tensor, grad_output: Tensor, needs_weight: bool, needs_bias: bool
 ) -> LinearRows | ConvRows:
-    """Return the rows of a call with their output gradients, as a correction sees them; groups in front."""
+    """Return the rows of a call and their output gradients as a correction takes them, in a stack of groups."""
     patches = patches_of(layer, input)
     if not patches.kernel:
         rows, grad_rows = patches.input.unsqueeze(0), _as_rows(grad_output).unsqueeze(0)
@@ -54,11 +54,11 @@ def _as_rows(tensor: Tensor) -> Tensor:
     if tensor.is_nested:
         return torch.cat([_as_rows(part) for part in tensor.unbind()])
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # rows without entries leave -1 open
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # not -1: rows may have no entries
 
 
-def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
-    """Return a layer's input, unwrapped from transforms of torch.func and forward-mode AD.
+def unwrapped_input(name: str, module: nn.Module, input: Tensor) -> Tensor:
+    """Return a layer's input without the transforms of torch.func and forward-mode AD that wrap it.
 
     Call it within `outside_transforms`, and all that uses the result.
 
@@ -66,26 +66,25 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
         RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
     """
     weight: Any = module.weight
-    is_mapped = _functorch.is_batchedtensor(weight)
-    if not is_mapped and not _functorch.is_functorch_wrapped_tensor(input):
+    is_mapped = functorch.is_batchedtensor(weight)
+    if not is_mapped and not functorch.is_functorch_wrapped_tensor(input):
         # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
         return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
-    places: list[int] = []  # the dimensions that vmap maps over, of each tensor without the levels around it
-    mapped = input
-    while _functorch.is_functorch_wrapped_tensor(mapped):
-        if _functorch.is_batchedtensor(mapped):
-            places.append(_functorch.maybe_get_bdim(mapped))
-        mapped = _functorch.get_unwrapped(mapped)
-    if is_mapped or (places and hasattr(module, "input_rows")):
+    mapped_dims: list[int] = []  # the dimension of each level of vmap, in the tensor without the levels around it
+    while functorch.is_functorch_wrapped_tensor(input):
+        if functorch.is_batchedtensor(input):
+            mapped_dims.append(functorch.maybe_get_bdim(input))
+        input = functorch.get_unwrapped(input)
+    if is_mapped or (mapped_dims and hasattr(module, "input_rows")):
         raise RuntimeError(
             f"{name}: vmap maps over {'this weight' if is_mapped else 'the argument of input_rows'}, so that the rows "
             "of its layer cannot be told; detach() the optimizer first, or call the model without vmap."
         )
-    dims = list(range(mapped.dim()))
-    mapped = mapped.permute(*[dims.pop(place) for place in reversed(places)], *dims)
-    if places and isinstance(module, _ConvNd):  # the mapped dimensions become one of samples
-        mapped = mapped.flatten(0, -2 - len(module.kernel_size))
-    return mapped.detach()
+    dims = list(range(input.dim()))
+    input = input.permute(*[dims.pop(dim) for dim in reversed(mapped_dims)], *dims)
+    if mapped_dims and isinstance(module, _ConvNd):  # the mapped dimensions become samples
+        input = input.flatten(0, -2 - len(module.kernel_size))
+    return input.detach()
 
 
 def as_matrices(part: Tensor, transposed: bool, groups: int, count: int = 1) -> Tensor:

@@ -18,23 +18,23 @@ _BYPASSING: tuple[type[nn.Module], ...] = tuple(
 )
 #: Paths of modules, each with all below it, and module types.
 Skip = Iterable[str | type[nn.Module]]
-#: Why a parameter is plain whose layer would be treated, had it run.
+#: Why a parameter takes the plain step whose layer would be treated, had it run.
 UNCALLED = "it has a gradient, but its layer was never called: another module uses its weight"
 #: Why parameters of skipped modules take the plain step.
-NAMED = "named in skip"
-#: How the reason begins for a parameter that shares memory with another, and so takes the plain step.
+IN_SKIP = "named in skip"
+#: Why a parameter takes the plain step that shares memory with another, whose name follows.
 SHARED_MEMORY = "it shares its memory with"
 #: The remedy where FSDP1 has flattened parameters.
-UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
+FSDP1_REMEDY = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
 
 def label(path: str) -> str:
-    """Return the name of a part of a model in messages."""
+    """Return what messages call the part of a model that stands at a path."""
     return f"layer {path!r}" if path else "the model itself"
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules of a model by path, but for those of a parametrization, which are part of a layer."""
+    """Return the modules of a model by path, without those of parametrizations, which are parts of a layer."""
     return {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
 
 
@@ -48,7 +48,7 @@ def trainable(layer: nn.Module, path: str = "") -> list[tuple[str, nn.Parameter]
 
 
 def bypassed(model: nn.Module) -> dict[nn.Module, str]:
-    """Map layers whose parent uses their weights without calling them to the reason why they stay plain."""
+    """Return the layers whose parent uses their weights without calling them, each with the reason to give."""
     return {
         layer: f"{plain_type(module).__name__} uses it without calling the layer"
         for module in model.modules()
@@ -62,7 +62,7 @@ def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False)
 
     Raises:
         TypeError: `skip` is a string.
-        ValueError: the model has none of that name, and it is not said that they `may_be_missing`.
+        ValueError: the model has no module that an entry names, unless entries `may_be_missing`.
     """
     if isinstance(skip, str):
         raise TypeError(f"skip is the string {skip!r}; pass a list of paths or types: skip=[{skip!r}].")
@@ -81,63 +81,66 @@ def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False)
 
 def no_such_module(argument: str, entry: object, paths: Collection[str]) -> ValueError:
     """Return the error for an argument that names none of a model's modules."""
-    there = ", ".join(repr(path) for path in [*paths][:20]) + ", …" * (len(paths) > 20)
-    return ValueError(f"{argument} names {entry!r}, which the model does not have; its modules are {there}.")
+    modules = ", ".join(repr(path) for path in [*paths][:20]) + ", …" * (len(paths) > 20)
+    return ValueError(f"{argument} names {entry!r}, which the model does not have; its modules are {modules}.")
 
 
 def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
-    """Map the id of each parameter that may share elements with another to why its step is plain.
+    """Return the parameters that may share elements with another, by id, each with the reason for its plain step.
 
-    Such is a decoder whose `weight.data` is the encoder's, transposed: to map both would map the elements twice. The
-    ranges of addresses decide, so that interleaved columns of one matrix count as well.
+    A decoder whose `weight.data` is the encoder's, transposed, is an example: to map both would map the elements twice.
+    The ranges of addresses decide, so that interleaved columns of one matrix count as well.
     """
-    spans: list[tuple[torch.device, int, int, str]] = []
+    spans: list[tuple[int, int, str, torch.device]] = []
     for name, parameter in parameters.items():
         if start := address(parameter):
             part = local(parameter)
             last = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
-            spans.append((part.device, start, start + (last + 1) * part.element_size(), name))
+            spans.append((start, start + (last + 1) * part.element_size(), name, part.device))
     reasons: dict[int, str] = {}
-    farthest = None
-    for device, start, end, name in sorted(spans, key=lambda span: (str(span[0]), *span[1:])):
-        if farthest is not None and farthest[0] == device and farthest[1] > start:
-            for one, other in ((name, farthest[2]), (farthest[2], name)):
-                reasons.setdefault(id(parameters[one]), f"{SHARED_MEMORY} {other}")
-        if farthest is None or farthest[0] != device or farthest[1] < end:
-            farthest = device, end, name
+    farthest: dict[torch.device, tuple[int, str]] = {}  # the farthest end so far, and the name of its parameter
+    for start, end, name, device in sorted(spans, key=lambda span: span[:3]):
+        farthest_end, other = farthest.get(device, (0, ""))
+        if farthest_end > start:
+            reasons.setdefault(id(parameters[name]), f"{SHARED_MEMORY} {other}")
+            reasons.setdefault(id(parameters[other]), f"{SHARED_MEMORY} {name}")
+        if farthest_end < end:
+            farthest[device] = end, name
     return reasons
 
 
-def refuse_lazy(where: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:
+def refuse_lazy(caller: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:
     """Raise a ValueError if a parameter of the model has no shape yet."""
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if is_lazy(parameter) and module not in skipped:
                 raise ValueError(
-                    f"{where}: {name!r} of {label(path)} ({type(module).__name__}) has no shape yet; run one batch "
+                    f"{caller}: {name!r} of {label(path)} ({type(module).__name__}) has no shape yet; run one batch "
                     "through the model first."
                 )
 
 
-def refuse_attached(where: str, model: nn.Module, remedy: str) -> None:
+def refuse_attached(caller: str, model: nn.Module, remedy: str) -> None:
     """Raise a ValueError if a layer of `model` has a correction."""
     attached = [path for path, module in model.named_modules() if isinstance(module, Corrected)]
     if attached:
         raise ValueError(
-            f"{where}: {label(attached[0])} already has a correction ({len(attached)} layers have); {remedy}."
+            f"{caller}: {label(attached[0])} already has a correction ({len(attached)} layers have); {remedy}."
         )
 
 
 def refuse_sharded(caller: str, model: nn.Module, remedy: str, *, only_flat: bool = False) -> None:
     """Raise a ValueError if a part of `model` is sharded, so that no process has all of its weights.
 
-    `only_flat` is for callers that work on rows: it refuses only parameters that FSDP1 has flattened.
+    With `only_flat`, for callers that work on rows, only parameters that FSDP1 has flattened are refused.
     """
     for path, module in model.named_modules():
-        flat = type(module).__name__ == "FullyShardedDataParallel"
-        if flat or (not only_flat and any(hasattr(p, "device_mesh") for p in module.parameters(recurse=False))):
-            where, how = f"module {path!r}" if path else "the model", "flat" if flat else "DTensor"
-            raise ValueError(f"{caller}: {where} has sharded parameters ({how}), which no process holds; {remedy}.")
+        is_flat = type(module).__name__ == "FullyShardedDataParallel"
+        if is_flat or (not only_flat and any(hasattr(p, "device_mesh") for p in module.parameters(recurse=False))):
+            kind = "flat" if is_flat else "DTensor"
+            raise ValueError(
+                f"{caller}: {label(path)} has sharded parameters ({kind}), which no process holds; {remedy}."
+            )
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,18 +174,19 @@ class Coverage:
     def _element_share(self, paths: Iterable[str]) -> float:
         return sum(self.elements[path] for path in paths) / max(1, sum(self.elements.values()))
 
-    def reasons(self, most: int = 4) -> str:
-        """Return why parameters are skipped, and the share of all elements that each reason accounts for."""
+    def reasons(self) -> str:
+        """Return the four reasons that skip the most elements, and the share of all elements that each accounts for."""
         sizes: Counter[str] = Counter()
         for path, why in self.skipped.items():
             sizes[why] += self.elements[path]
         total = max(1, sum(self.elements.values()))
-        return "; ".join(f"{why} ({size / total:.1%} of the elements)" for why, size in sizes.most_common(most))
+        return "; ".join(f"{why} ({size / total:.1%} of the elements)" for why, size in sizes.most_common(4))
 
     def without_frozen_or_skipped(self) -> "Coverage":
         """Leave out parameters that are frozen or named in skip; those that wait count as treated."""
-        elements = {n: size for n, size in self.elements.items() if self.skipped.get(n) not in ("frozen", NAMED)}
-        skipped = {name: reason for name, reason in self.skipped.items() if name in elements}
+        left_out = ("frozen", IN_SKIP)
+        elements = {path: size for path, size in self.elements.items() if self.skipped.get(path) not in left_out}
+        skipped = {path: why for path, why in self.skipped.items() if path in elements}
         return Coverage({**self.treated, **self.never_seen}, skipped, elements=elements)
 
     def __str__(self) -> str:
@@ -202,10 +206,10 @@ class Coverage:
     __repr__ = __str__  # for notebooks
 
 
-def uncalled_words(paths: Sequence[str], most: int = 4) -> str:
-    """Return a warning's words for parameters that are plain because of `UNCALLED`."""
-    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+def describe_uncalled(paths: Sequence[str]) -> str:
+    """Return what warnings say of parameters that take the plain step because of `UNCALLED`."""
+    more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
     return (
-        f"{', '.join(paths[:most])}{more}: these have gradients, but their layers were never called. Another module "
+        f"{', '.join(paths[:4])}{more}: these have gradients, but their layers were never called. Another module "
         "uses their weights; name the layers in skip."
     )

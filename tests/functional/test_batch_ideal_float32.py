@@ -56,7 +56,7 @@ def test_sums_of_many_rows_lose_no_more_than_those_of_few():
     exact = x.double().mT @ x.double()
 
     def lost() -> float:
-        return float(torch.linalg.matrix_norm(linears.gram_of([x], [x]).double() - exact, 2) / exact.trace() / EPS)
+        return float(torch.linalg.matrix_norm(linears.cross_gram([x], [x]).double() - exact, 2) / exact.trace() / EPS)
 
     assert lost() <= 25
 

@@ -45,7 +45,7 @@ def test_sums_are_those_of_the_patches(
     monkeypatch, by_lines, numbers, image, kernel, stride, padding, dilation, groups
 ):
     monkeypatch.setattr(patches, "PATCH_NUMBERS", numbers)
-    monkeypatch.setattr(lines, "lines_pay", lambda read: by_lines)
+    monkeypatch.setattr(lines, "is_cheaper_by_lines", lambda read: by_lines)
     x = torch.randn(3, 2 * groups, *image)
     read = Patches(x, kernel, Geometry(stride, padding, dilation, groups))
     gram, total = sums_over_patches(read, x.dtype)
@@ -58,7 +58,7 @@ def test_sums_are_those_of_the_patches(
 def test_the_way_that_multiplies_and_calls_less_is_taken():
     def pays(image: tuple[int, ...], kernel: tuple[int, ...], step: int, groups: int = 1) -> bool:
         places = [(number,) * len(kernel) for number in (step, 0, 1)]
-        return lines.lines_pay(Patches(torch.empty(image, device="meta"), kernel, Geometry(*places, groups)))
+        return lines.is_cheaper_by_lines(Patches(torch.empty(image, device="meta"), kernel, Geometry(*places, groups)))
 
     assert pays((8, 64, 16, 16), (3, 3), 1)  # three products of 64 × 3 columns, not one of 64 × 9
     assert pays((2, 8, 58, 58), (31, 31), 1, groups=8)

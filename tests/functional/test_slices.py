@@ -7,7 +7,7 @@ from torch import nn
 from adiv_optim import BatchIdeal, Disproportional, Proportional, Whitened, attach, functional
 from adiv_optim.diagnostics import _rows, divergence
 from adiv_optim.functional import patches, shared
-from adiv_optim.functional.patches import gram_of
+from adiv_optim.functional.patches import cross_gram
 from adiv_optim.layers import AffineLikeLinear
 from adiv_optim.optim import roots
 from tests.helpers.cases import gradients, relative_error
@@ -45,7 +45,7 @@ def test_rescaled_slices_of_a_convolution_add_up(monkeypatch, rule):
     whole = corrected(one, x, g, rule)
     monkeypatch.setattr(shared, "SLICE_NUMBERS", 4)
     monkeypatch.setattr(shared, "SLICES", 4)
-    assert [len(g[part]) for part in shared.parts(g)] == [7, 7, 7, 4]
+    assert [len(g[part]) for part in shared.batch_slices(g)] == [7, 7, 7, 4]
     agree(corrected(one, x, g, rule), whole)
 
 
@@ -124,5 +124,5 @@ def test_contributions_of_all_rows_are_measured(monkeypatch):
 
 def test_products_over_many_rows_are_summed_to_the_last_row():
     left, right = torch.randn(150, 4), torch.randn(150, 3)
-    assert relative_error(gram_of([left], [right]), left.T @ right) <= EXACT
+    assert relative_error(cross_gram([left], [right]), left.T @ right) <= EXACT
     assert relative_error(left[:128].T @ right[:128], left.T @ right) > 1e-3

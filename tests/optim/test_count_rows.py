@@ -57,7 +57,7 @@ def test_a_layer_that_is_not_measured_is_refused_by_name():
 def test_all_positions_of_sequences_are_among_the_rows():
     length, count = 64, 1024
     tokens = torch.arange(8 * count)[:, None].double()
-    rows = patches_of(nn.Linear(1, 1), tokens).spread(count, 0).input.flatten().long()
+    rows = patches_of(nn.Linear(1, 1), tokens).subsample(count, 0).input.flatten().long()
     assert len(rows.unique()) == count
     assert rows.remainder(length).bincount(minlength=length).min() >= count // length // 2
     assert torch.arange(0, 8 * count, 8).remainder(length).bincount(minlength=length).min() == 0  # at even steps

@@ -205,7 +205,7 @@ def test_sums_by_lines_are_those_of_unfolded_patches(by_hand, monkeypatch):
     monkeypatch.setattr(roots, "STRIP", 4)
     sums = []
     for pays in (True, False):
-        monkeypatch.setattr(covariance, "lines_pay", lambda patches, pays=pays: pays)
+        monkeypatch.setattr(covariance, "is_cheaper_by_lines", lambda patches, pays=pays: pays)
         torch.manual_seed(0)
         layer, x, derivatives = nn.Conv2d(2, 3, 3), torch.randn(4, 2, 8, 8), torch.randn(4, 2, 8, 8)
         optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
