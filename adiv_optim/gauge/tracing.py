@@ -13,7 +13,8 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from ..rows.models import refuse_lazy, refuse_sharded
-from .call import PINNED, Activation, Call, Channels, Parameter
+from .call import Activation, Call, ParameterView
+from .channels import PINNED, Channels
 from .graph import ChannelGraph, Entry, Node
 from .rules import RULES, rearrange
 
@@ -107,7 +108,7 @@ def _inputs(program: Any, names: dict[str, str]) -> list[Any]:
             values.append(fake)
         elif spec.kind is InputKind.PARAMETER:
             base = torch.empty(fake.shape, device="meta")
-            values.append(Parameter(names[spec.target], base, base))
+            values.append(ParameterView(names[spec.target], base, base))
         else:  # a buffer, or a tensor without a name
             values.append(Activation.constant(fake.shape, names.get(spec.target, "")))
     return values
@@ -187,7 +188,7 @@ def _graph(channels: Channels, order: list[str]) -> ChannelGraph:
         return replace(use, plus=plus, minus=minus, why=(*use.why, *reasons) or ("a constant",))
 
     nodes = []
-    for name, ids in channels.made:
+    for name, ids in channels.nodes:
         index = numbers[channels.find(ids)]
         if bool((index >= 0).any()):
             nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
