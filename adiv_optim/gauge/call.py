@@ -107,7 +107,7 @@ class Call:
             self.pin(value, f"an activation of more than {LARGEST_ACTIVATION:,} elements")
             return pinned(len(value.shape))
         ids = self.channels.fresh(value.name, value.distinct_shape)
-        self.move(value, ids, expected_log_weight=mean_log_of_uniform(math.prod(value.base.shape[1:])))
+        self.move(value, ids, expected_log_weight=mean_log_uniform(math.prod(value.base.shape[1:])))
         return ids
 
     def spread(self, value: Value) -> Tensor:
@@ -166,6 +166,6 @@ def to_dims(ids: Tensor, dims: int) -> Tensor:
     return ids.reshape([1] * (dims - ids.dim()) + list(ids.shape))
 
 
-def mean_log_of_uniform(fan_in: int) -> float:
+def mean_log_uniform(fan_in: int) -> float:
     """Return the mean of log|w| of weights as PyTorch draws them, U(−a, a) with a = 1/√fan_in."""
     return -math.log(fan_in) / 2 - 1

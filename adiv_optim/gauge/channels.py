@@ -39,9 +39,8 @@ class Channels:
         start, shape = self.count, tuple(shape)
         self.count += math.prod(shape)
         if self.count > len(self._parent):  # doubled, so that growth costs as much as the result
-            spare = self._parent.new_empty(max(self.count, 2 * len(self._parent)) - len(self._parent))
-            self._parent = torch.cat([self._parent, spare])
-            self._reason_number = torch.cat([self._reason_number, spare])
+            spare = self._parent.new_empty(max(self.count - len(self._parent), len(self._parent)))
+            self._parent, self._reason_number = (torch.cat([t, spare]) for t in (self._parent, self._reason_number))
         ids = torch.arange(start, self.count)
         self._parent[start : self.count] = ids
         self._reason_number[start : self.count] = -1
@@ -63,16 +62,13 @@ class Channels:
     def join(self, first: Tensor, second: Tensor, why: str) -> None:
         """Join two tensors of channels, broadcast against each other; why, if that pins them."""
         first, second = (ids.flatten() for ids in torch.broadcast_tensors(self.find(first), self.find(second)))
-        differ = (first != second).nonzero()[:, 0]
-        first, second = low, high = first[differ], second[differ]
-        while len(low):
-            low, high = torch.minimum(low, high), torch.maximum(low, high)
-            self._parent.scatter_reduce_(0, high, low, "amin")
-            low, high = self._roots(low), self._roots(high)
-            differ = (low != high).nonzero()[:, 0]
-            low, high = low[differ], high[differ]
-        # Components that were joined to the pinned channel become roots again, with the reason.
         roots = torch.cat([first, second])
+        while len(differ := (first != second).nonzero()[:, 0]):
+            low = torch.minimum(first[differ], second[differ])
+            high = torch.maximum(first[differ], second[differ])
+            self._parent.scatter_reduce_(0, high, low, "amin")
+            first, second = self._roots(low), self._roots(high)
+        # Components that were joined to the pinned channel become roots again, with the reason.
         newly_pinned = roots[(self._parent[roots] == PINNED) & (roots != PINNED)]
         if len(newly_pinned):
             self._parent[newly_pinned] = newly_pinned
@@ -116,8 +112,8 @@ class Channels:
         first = entries.setdefault(name, use)
         why = use.why[0] if use.why else f"every use of {name} must move it alike"
         if (first.shape, first.power) == (use.shape, use.power):
-            self.join(first.plus, use.plus, why)
-            self.join(first.minus, use.minus, why)
+            for side, other_side in zip(first.sides, use.sides, strict=True):
+                self.join(side, other_side, why)
         else:  # one of them in a grouped convolution
-            for ids in (first.plus, first.minus, use.plus, use.minus):
-                self.pin(ids, why)
+            for side in (*first.sides, *use.sides):
+                self.pin(side, why)

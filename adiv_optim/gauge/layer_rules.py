@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .call import Call, ParameterView, Value, mean_log_of_uniform, to_dims
+from .call import Call, ParameterView, Value, mean_log_uniform, to_dims
 from .channels import pinned
 from .graph import Entry
 
 #: Of weights N(0, 1), as PyTorch draws tables of embeddings: −(γ + log 2) / 2.
-MEAN_LOG_OF_NORMAL = -0.6352
+MEAN_LOG_NORMAL = -0.6352
 
 
 def linear(call: Call) -> Any:
@@ -65,11 +65,8 @@ def _weighted(
     plus, minus = outputs.view(columns if transposed else rows), inputs.view(rows if transposed else columns)
     # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
     fan_in = math.prod(shape[1:]) if ones else len(inputs)
-    settings = {
-        "counted": True,
-        "expected_log_weight": mean_log_of_uniform(fan_in),
-        "matrix": len(shape) == weight.base.dim(),
-    }
+    is_matrix = len(shape) == weight.base.dim()
+    settings = {"counted": True, "expected_log_weight": mean_log_uniform(fan_in), "matrix": is_matrix}
     if groups == 1:
         call.move(weight, plus[0], minus[0], **settings)
     else:
@@ -85,7 +82,7 @@ def embedding(call: Call) -> Any:
     if not _is_weight(weight):
         return call.pin_all()
     out = call.channels.fresh(weight.module, weight.shape[1:])
-    call.move(weight, out[None], counted=True, expected_log_weight=MEAN_LOG_OF_NORMAL, matrix=weight.base.dim() == 2)
+    call.move(weight, out[None], counted=True, expected_log_weight=MEAN_LOG_NORMAL, matrix=weight.base.dim() == 2)
     return call.result_along(out, -1)
 
 

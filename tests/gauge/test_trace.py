@@ -256,7 +256,7 @@ def test_arguments_may_be_several_or_named():
 def test_parameter_that_the_call_does_not_use_is_listed():
     model = mlp()
     model.register_parameter("spare", nn.Parameter(torch.ones(3)))
-    assert gauge.trace(model, torch.randn(3, 6)).outside == ("spare",)
+    assert gauge.trace(model, torch.randn(3, 6)).unused == ("spare",)
 
 
 class DependsOnValues(nn.Linear):
@@ -299,4 +299,4 @@ def test_tied_weights_stand_under_their_first_name():
     model["second"].weight = model["first"].weight
     graph = gauge.trace(model, torch.ones(2, 4))
     assert set(graph.parameters) == {"first.weight"}
-    assert not graph.outside
+    assert not graph.unused
