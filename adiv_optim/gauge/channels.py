@@ -26,8 +26,9 @@ class Channels:
     """
 
     def __init__(self) -> None:
-        self.nodes: list[tuple[str, Tensor]] = []  # by what new channels were needed, such as a layer, and their ids
-        self.parameters: dict[str, Entry] = {}  # how they move by the channels
+        #: What has channels of its own (layers, learned factors, zeros of a padding): its name and their ids.
+        self.nodes: list[tuple[str, Tensor]] = []
+        self.parameters: dict[str, Entry] = {}  # how each moves, by ids of channels
         self.buffers: dict[str, Entry] = {}
         self.count = 1
         self._parent = torch.zeros(1, dtype=torch.long)  # of a root the root itself
@@ -60,7 +61,7 @@ class Channels:
         return root
 
     def join(self, first: Tensor, second: Tensor, why: str) -> None:
-        """Join two tensors of channels, broadcast against each other; why, if that pins them."""
+        """Join two tensors of channels, broadcast against each other; `why` is the reason if that pins them."""
         first, second = (ids.flatten() for ids in torch.broadcast_tensors(self.find(first), self.find(second)))
         roots = torch.cat([first, second])
         while len(differ := (first != second).nonzero()[:, 0]):

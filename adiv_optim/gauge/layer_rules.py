@@ -44,7 +44,7 @@ def attention(call: Call) -> Any:
 
 
 def convolution(call: Call) -> Any:
-    """Treat a convolution of any dimension, transposed or not: every output channel is new, inputs count by group."""
+    """Treat a convolution of any dimension, transposed or not, as a linear map of the channels of each group."""
     axis = len(call.shape) + 1 - len(call["weight"].shape)
     transposed = "transpose" in call.name or call["transposed"] is True
     return _weighted(call, call["input"], call["weight"], call["bias"], axis, transposed, call["groups"])
@@ -106,7 +106,7 @@ def mixing_norm(call: Call) -> Any:
 
 
 def _normalised(call: Call) -> Any:
-    """Give each element of γ in γ x̂ + β, or of γ along the last dimensions, a new channel; no scale touches x̂."""
+    """Give each element of γ in γ x̂ + β a new channel, along dimension 1 or, in a layer norm, along the last ones."""
     weight, bias = call["weight"], call["bias"]
     if not isinstance(weight, ParameterView):
         call.pin(weight)

@@ -59,7 +59,7 @@ def where(call: Call) -> Any:
 
 
 def copy(call: Call) -> Any:
-    """Give the tensor that is written over the channels of what is written."""
+    """Return the channels of what is written, whatever it is written over."""
     return call.result(call.ids(call["src"]))
 
 
@@ -172,7 +172,7 @@ def index(call: Call) -> Any:
 
 
 def compare(call: Call) -> Any:
-    """Return a constant of a comparison with 0 or ±inf, which no scale changes; pin in any other."""
+    """Leave scales free in a comparison with 0 or ±inf, whose result is a constant; pin in any other."""
     return call.constants() if _is_scale_free(call["other"]) else call.pin_all()
 
 

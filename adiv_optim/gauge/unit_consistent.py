@@ -39,7 +39,7 @@ class ChannelScales(Watching):
         self.parameters = dict(model.named_parameters())
         skipped = {id(parameter) for module in named_in_skip(model, skip) for parameter in module.parameters()}
         self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
-        #: By id of a parameter, why it takes the plain step: it shares memory; as it was found at these addresses.
+        #: By id, why a parameter that shares memory takes the plain step; and the addresses by which that was found.
         self._overlaps, self._addresses = dict[int, str](), list[Any]()
         self.measurements = 0
         self._log_scales = torch.zeros(graph.free, dtype=torch.float64, device="cpu")
