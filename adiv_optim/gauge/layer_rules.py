@@ -1,4 +1,4 @@
-"""Rules for operations with weights: linear maps, convolutions, embeddings, normalisers, gains."""
+"""Rules for operations with weights: linear maps, convolutions, embeddings, normalisers, learned factors."""
 
 import math
 from typing import Any
@@ -99,7 +99,7 @@ def batch_norm(call: Call) -> Any:
     return _normalised(call)
 
 
-def mixing_norm(call: Call) -> Any:
+def norm_across_channels(call: Call) -> Any:
     """Pin the input of a normalisation across channels; γ and β scale the output."""
     call.pin(call["input"], f"channels are mixed by {call.label}")
     return _normalised(call)

@@ -195,7 +195,7 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     layer_rules.convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
     layer_rules.embedding: "embedding",
     layer_rules.batch_norm: "batch_norm instance_norm",
-    layer_rules.mixing_norm: "group_norm layer_norm rms_norm",
+    layer_rules.norm_across_channels: "group_norm layer_norm rms_norm",
     layer_rules.weight_norm: "_weight_norm",
     homogeneous: (
         "relu leaky_relu rrelu prelu abs absolute neg negative positive dropout feature_dropout native_dropout"

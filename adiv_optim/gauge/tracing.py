@@ -110,11 +110,6 @@ def _inputs(program: Any, names: dict[str, str]) -> list[Any]:
     return values
 
 
-#: Operations whose first module among their arguments is the graph that they run, on the arguments behind it.
-#: torch.export makes them of `with torch.autocast(…)` and of checkpointing.
-_REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
-
-
 class _Interpreter(torch.fx.Interpreter):
     """Runs a traced graph on channels in place of numbers."""
 
@@ -127,7 +122,7 @@ class _Interpreter(torch.fx.Interpreter):
         if node.op != "call_function" or node.target is operator.getitem:
             return super().run_node(node)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        if str(node.target) in _REGIONS:
+        if str(node.target).startswith("wrap_with_"):  # a graph and its arguments: of `with torch.autocast(…)`, say
             place = next(place for place, value in enumerate(args) if isinstance(value, torch.fx.GraphModule))
             return _Interpreter(args[place], self.channels).run(*args[place + 1 :])
         call = _call(node, args, kwargs, self.channels)

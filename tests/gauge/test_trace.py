@@ -86,6 +86,7 @@ PASS = {
     "written-over-ones": lambda x, m: x * torch.ones_like(m.slope).mul_(m.slope).sum(),
     "where": lambda x: torch.where(x > 0, x, 0.0),
     "where-of-two-numbers": lambda x: x * torch.where(x > 0, 1.0, 0.0),
+    "where-of-two-complex-numbers": lambda x: (x * torch.where(x > 0, 1j, 2 + 0j)).abs(),
     "masked-fill": lambda x: x.masked_fill(x < 0, 0.0),
     "gate-by-constant": lambda x: x * torch.linspace(-1, 1, 6),
     "instance-norm": lambda x: F.instance_norm(x, eps=0.0),
