@@ -42,13 +42,13 @@ def uc_adjoint(weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
-    r"""Return the generalised inverse that follows changes of units.
+    r"""Return the generalised inverse that changes with the units of a matrix as its inverse would.
 
     .. math:: W^{-U} = E^{-1} W'^{+} D^{-1} \quad\text{with } W = D W' E
 
     For all diagonal A and B without zeros :math:`(A W B)^{-U} = B^{-1} W^{-U} A^{-1}` (Uhlmann, *Unit-Consistent (UC)
     Adjoint*, section 1, after Uhlmann 2018), which the pseudo-inverse :math:`W^{+}` satisfies only for invertible W.
-    :math:`W W^{-U} W = W`, :math:`W^{-U} W W^{-U} = W^{-U}`, and where W has an inverse it is that.
+    :math:`W W^{-U} W = W`, :math:`W^{-U} W W^{-U} = W^{-U}`, and :math:`W^{-U} = W^{-1}` where that exists.
 
     Args:
         weight: W, shape (…, out, in), of any rank; leading dimensions are a batch.
@@ -70,7 +70,7 @@ def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
         >>> torch.allclose(torch.linalg.pinv(weight * units), torch.linalg.pinv(weight) / units[:, None])
         False
     """
-    check_weight(weight, 1, 0)
+    check_weight(weight, 1, 0)  # before integers become floating point
     row_scale, canonical, column_scale = rz_scaling(_device.at_least_float32(weight))
     if rtol is None:
         rtol = 10 * max(canonical.shape[-2:]) * torch.finfo(canonical.dtype).eps
@@ -79,7 +79,7 @@ def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
 
 
 class _ScaledGradient(Function):
-    """Identity; its backward multiplies by `scale`."""
+    """The identity, whose backward pass multiplies by `scale`."""
 
     generate_vmap_rule = True
 
@@ -98,7 +98,7 @@ class _ScaledGradient(Function):
 
 
 def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    r"""torch.nn.functional.linear whose backward chain goes through W'ᵀ in place of Wᵀ.
+    r"""Apply torch.nn.functional.linear with a backward pass through W'ᵀ in place of Wᵀ.
 
     With W = D W' E by `gauge.rz_scaling` and g the gradient that arrives at the output,
 
@@ -112,8 +112,7 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     **None of these is a gradient of the loss**: the chain leaves out the rescaling D E between one layer's canonical
     output and the next one's canonical input. The steps need not go downhill, and second derivatives mean nothing. It
-    costs one pass over the weight. torch.func.vmap may go over the input, but not over the weight, whose zeros have to
-    be seen.
+    costs one `rz_scaling`. torch.func.vmap may go over the input, but not over the weight, whose zeros have to be seen.
 
     Args:
         input: shape (…, in_features).
@@ -132,9 +131,9 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         >>> weight, units = torch.tensor([[2.0, 8.0], [-2.0, 0.5]]), torch.tensor([1.0, 100.0])
         >>> x = torch.ones(2, requires_grad=True)
         >>> uc_linear(x, weight).sum().backward()
-        >>> again = torch.ones(2, requires_grad=True)
-        >>> uc_linear(again, weight * units).sum().backward()
-        >>> torch.allclose(x.grad, again.grad)
+        >>> y = torch.ones(2, requires_grad=True)
+        >>> uc_linear(y, weight * units).sum().backward()
+        >>> torch.allclose(x.grad, y.grad)
         True
     """
     row_scale, _, column_scale = rz_scaling(weight)
@@ -145,10 +144,10 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     """Let a model's backward pass go through every layer's W'ᵀ; its forward pass stays as it is.
 
-    It goes on nn.Linear, nn.Conv1d/2d/3d and their subclasses by hooks, and not on the projections of
-    nn.MultiheadAttention, which are used without a call. A layer's class, parameters and state dict stay, and
-    corrections may be attached as well. See `uc_linear` for the equation; the adjoint of a convolution scales channels,
-    per group. **p.grad does not hold a gradient of the loss.**
+    Layers are nn.Linear, nn.Conv1d/2d/3d and their subclasses, and not the projections of nn.MultiheadAttention, which
+    are used without a call. They get hooks; their class, parameters and state dict stay, and corrections may be
+    attached as well. See `uc_linear` for the equation; the adjoint of a convolution scales channels, per group.
+    **p.grad does not hold a gradient of the loss.**
 
     Args:
         model: any module, itself a layer included.
@@ -172,53 +171,51 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
         >>> torch.equal(plain, restored), torch.equal(plain, changed)
         (True, False)
     """
-    without_call, modules = bypassed(model), model.named_modules()
-    layers = {path: layer for path, layer in modules if isinstance(layer, _LAYERS) and layer not in without_call}
+    modules, without_call = dict(model.named_modules()), bypassed(model)
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    layers = {path: layer for path, layer in modules.items() if isinstance(layer, kinds) and layer not in without_call}
     for path, layer in layers.items():
-        if any(isinstance(getattr(hook, "__self__", None), _Ends) for hook in layer._forward_hooks.values()):
+        if any(isinstance(getattr(hook, "__self__", None), _LayerHooks) for hook in layer._forward_hooks.values()):
             raise ValueError(
                 f"uc_backpropagation: {label(path)} has it already, and twice would scale its gradient twice; "
                 "call remove() of the first call's handle. A copy keeps the hooks of its original: copy before."
             )
     if not layers:
-        types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
+        types = ", ".join(sorted({type(module).__name__ for module in modules.values()}))
         raise ValueError(f"uc_backpropagation: found modules of type {types}; it goes on Linear and Conv1d/2d/3d.")
     handle = UCBackpropagation()
     for layer in layers.values():
-        ends = _Ends()
-        handle.callback(layer.register_forward_pre_hook(ends.input, with_kwargs=True).remove)
-        handle.callback(layer.register_forward_hook(ends.output).remove)
+        hooks = _LayerHooks()
+        handle.callback(layer.register_forward_pre_hook(hooks.before, with_kwargs=True).remove)
+        handle.callback(layer.register_forward_hook(hooks.after).remove)
     return handle
 
 
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
 class UCBackpropagation(ExitStack):
-    """The handle of `uc_backpropagation`: `remove()` takes the hooks off; as a context manager, on leaving."""
+    """The handle of `uc_backpropagation`: `remove()`, or the end of a with statement, takes the hooks off."""
 
     def remove(self) -> None:
         """Restore torch's backward pass; a second time does nothing."""
         self.close()
 
 
-class _Ends:
-    """Both ends of one layer; a class, so that a model that has them can be copied and pickled."""
+class _LayerHooks:
+    """The hooks of a layer, which do what `uc_linear` does; a class, so that models that have them can be pickled."""
 
-    inverse_rows: Tensor | None = None
+    inverse_rows: Tensor | None = None  # from one hook to the other
 
-    def input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return None
-        positions = layer.weight.dim() - 2
-        scaling = rz_scaling(layer.weight, groups=getattr(layer, "groups", 1), kernel_dims=positions)
-        self.inverse_rows, columns = ((1 / scale).view(-1, *(1,) * positions) for scale in scaling[::2])
+        kernel_dims = layer.weight.dim() - 2
+        scaling = rz_scaling(layer.weight, groups=getattr(layer, "groups", 1), kernel_dims=kernel_dims)
+        self.inverse_rows, inverse_columns = ((1 / scale).view(-1, *(1,) * kernel_dims) for scale in scaling[::2])
         if args:
-            return (_ScaledGradient.apply(args[0], columns), *args[1:]), kwargs
+            return (_ScaledGradient.apply(args[0], inverse_columns), *args[1:]), kwargs
         # Subclasses name their input as they like; it is the first argument.
         name = next(iter(inspect.signature(layer.forward).bind(**kwargs).arguments))
-        return args, {**kwargs, name: _ScaledGradient.apply(kwargs[name], columns)}
+        return args, {**kwargs, name: _ScaledGradient.apply(kwargs[name], inverse_columns)}
 
-    def output(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        rows, self.inverse_rows = self.inverse_rows, None
-        return None if rows is None else _ScaledGradient.apply(output, rows)
+    def after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        inverse_rows, self.inverse_rows = self.inverse_rows, None
+        return None if inverse_rows is None else _ScaledGradient.apply(output, inverse_rows)

@@ -1,4 +1,4 @@
-"""Gauges: weights of the same function, the change from one to another, and the rules that choose coordinates."""
+"""Gauges of a model: draw one, apply one, bring a model to the balanced one; and the rules for scales of a step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import check_count, check_not_negative
-from .._device import at_least_float32, whole
+from .._device import at_least_float32, local, whole
 from .graph import ChannelGraph, Factors
 from .network import network_scales
 from .rz import rz_scaling
@@ -47,10 +47,9 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
 
     .. math:: W_{oi} \leftarrow e^{s_o} W_{oi} e^{-s_i}, \qquad b_o \leftarrow e^{s_o} b_o
 
-    The function is that of the traced call: parameters that it did not use (`graph.outside`) stay as they are, and
-    a call that uses them changes. A running mean moves by e^s, a running variance by e^{2s}.
-    BatchNorm's function changes as much as its eps matters beside the variance, and not at all where that is negligible
-    (1e-30, say).
+    The function is that of the traced call: parameters that it did not use (`graph.unused`) stay as they are, and
+    a call that uses them changes. A running mean moves by e^s, a running variance by e^{2s}. BatchNorm's function
+    stays where its eps is negligible beside the variance (1e-30, say), and changes a little otherwise.
 
     Args:
         model: the traced model, or one with the same parameters.
@@ -78,14 +77,16 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
         raise ValueError("log_scales holds NaN or inf; draw it from random_gauge or network_scales.")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     entries = {**graph.parameters, **graph.buffers}
-    factors = {**graph.factors(log_scales.double()), **graph.buffer_factors(log_scales.double())}
-    if lacking := [name for name in factors if name not in tensors]:
+    factors = {**graph.factors(log_scales.double()), **graph.factors(log_scales.double(), buffers=True)}
+    if missing := [name for name in factors if name not in tensors]:
         raise ValueError(
-            f"the graph has {lacking[0]!r}, which the model does not; trace the model that it is applied to."
+            f"the graph has {missing[0]!r}, which the model does not; trace the model that it is applied to."
         )
-    parts = {name: entries[name].of_shard(name, tensors[name])[1] for name in factors}
-    for name, part in parts.items():
-        _, d, e = factors[name].of_shard(tensors[name])
+    for name in factors:
+        entries[name].check_shape(name, tensors[name])
+    for name in factors:
+        shape, d, e = factors[name].of_shard(tensors[name])
+        part = local(tensors[name]).detach().view(shape)
         # One of the factors may leave the range of half precision where their product does not.
         wide = at_least_float32(part)
         part.copy_(wide * d.to(wide) * e.to(wide))
@@ -96,7 +97,7 @@ def canonical(model: nn.Module, graph: ChannelGraph, *, fan_in: bool = True) -> 
     """Bring a model into its balanced gauge, in place: the one in which `network_scales` returns zeros.
 
     This is the paper's projection Π (appendix B) for a whole network: all models that differ by a gauge become the
-    same. A second projection changes none.
+    same, and a second projection changes nothing.
 
     Args:
         model: the traced model, or one with the same parameters.
@@ -142,7 +143,7 @@ class Gauge(ABC):
 
     @abstractmethod
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
-        """Return D and E of every parameter that moves.
+        """Return D and E by name; parameters that are left out take the plain step.
 
         Args:
             graph: from `trace`.
@@ -150,9 +151,10 @@ class Gauge(ABC):
             log_scales: the network gauge of these parameters, from `network_scales`.
         """
 
-    def treats(self, graph: ChannelGraph) -> dict[str, str]:
-        """Say how each parameter with scales is treated: here those that a free channel moves. All others are plain."""
-        return {name: f"network gauge, {entry.free()}" for name, entry in graph.parameters.items() if entry.moves}
+    def treatments(self, graph: ChannelGraph) -> dict[str, str]:
+        """Return in words how each parameter that has scales is treated: unless overridden, those that move."""
+        moving = {name: entry for name, entry in graph.parameters.items() if entry.moves}
+        return {name: f"network gauge, {entry.describe_free()}" for name, entry in moving.items()}
 
 
 @dataclass(frozen=True)
@@ -174,11 +176,12 @@ class NetworkGauge(Gauge):
 
 @dataclass(frozen=True)
 class LayerGauge(Gauge):
-    r"""Every weight by itself: D and E from `rz_scaling`, the paper's step :math:`W \leftarrow W - \eta D^2 G E^2`.
+    r"""Scales of each weight by itself, D and E from `rz_scaling`: :math:`W \leftarrow W - \eta D^2 G E^2`.
 
-    (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*.) Typical weights
-    have |W'| ≈ 1 then, so that learning rates do not carry over: for N(0, σ²) weights divide plain SGD's rate by about
-    0.28σ². Biases, and whatever is no matrix, take the scales of `NetworkGauge`: by D of one layer they drift.
+    This is the paper's step (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning
+    Applications*). Typical weights have |W'| ≈ 1 then, so that learning rates do not carry over: for N(0, σ²) weights
+    divide plain SGD's rate by about 0.28σ². Biases, and whatever is no matrix, take the scales of `NetworkGauge`: by D
+    of one layer they drift.
 
     Example:
         >>> LayerGauge()
@@ -187,13 +190,13 @@ class LayerGauge(Gauge):
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
         """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
-        # `rz_scaling` gives rows of zeros, and parts of a weight that zeros set apart, scales by convention. They are
-        # the same in every gauge, as the weight in the network gauge is, of which it takes them.
+        # The scales of rows of zeros, and of parts of a weight that zeros set apart, are `rz_scaling`'s convention. So
+        # it scales the weight in the network gauge, which is the same in every gauge, and these scales with it.
         factors = graph.factors(log_scales)
-        for name in self._weights(graph):
+        for name in self._matrices(graph):
             shape, ones = graph.parameters[name].shape, (1,) * (parameters[name].dim() - 2)
-            # All of it: every process with a part of a sharded weight gathers it. In float32 at least, as scales of
-            # float16 weights may lie outside of float16's range.
+            # Every process with a part of a sharded weight gathers all of it. In float32 at least: scales of float16
+            # weights may lie outside of float16's range.
             weight = at_least_float32(whole(parameters[name].detach())).view(shape)
             d, e = (factor.to(weight) for factor in factors[name][1:]) if name in factors else weight.new_ones(2)
             rows, _, columns = rz_scaling((weight / d).div_(e), kernel_dims=len(ones))
@@ -201,10 +204,10 @@ class LayerGauge(Gauge):
             factors[name] = Factors(shape, d, e)
         return factors
 
-    def treats(self, graph: ChannelGraph) -> dict[str, str]:
-        """Say "layer gauge" of weights; see `Gauge.treats`."""
-        return {**super().treats(graph), **dict.fromkeys(self._weights(graph), "layer gauge")}
+    def treatments(self, graph: ChannelGraph) -> dict[str, str]:
+        """Return "layer gauge" of weights; see `Gauge.treatments`."""
+        return {**super().treatments(graph), **dict.fromkeys(self._matrices(graph), "layer gauge")}
 
     @staticmethod
-    def _weights(graph: ChannelGraph) -> list[str]:
+    def _matrices(graph: ChannelGraph) -> list[str]:
         return [name for name, entry in graph.parameters.items() if entry.matrix]

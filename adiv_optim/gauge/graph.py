@@ -32,13 +32,13 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """How one parameter or buffer moves: entry w becomes w · exp(power · (s[plus] − s[minus])).
+    """How one parameter or buffer moves: an element w becomes w · exp(power · (s[plus] − s[minus])).
 
     Args:
         shape: to view the tensor in; only a grouped convolution's differs from its own shape.
         plus: channel indices, broadcastable to `shape`; 0 is the pinned channel, k the free log-scale k − 1.
         minus: likewise.
-        counted: whether the network gauge balances it: a weight, not a bias, unless its channels have nothing else.
+        counted: whether it counts in the network gauge: a weight does, a bias only if its channels have nothing else.
         power: 2 for a running variance, else 1.
         expected_log_weight: mean of log|w| as PyTorch initialises such a weight: −½ log(fan_in) − 1 for matrices and
             kernels.
@@ -57,23 +57,27 @@ class Entry:
 
     @property
     def moves(self) -> bool:
-        """Whether any free channel touches it."""
+        """Whether any free channel moves it."""
         return not self.why
 
-    def free(self) -> str:
-        """Say how many of its scales are free."""
-        ends = [(ids, end) for ids, end in ((self.plus, "outputs"), (self.minus, "inputs")) if bool(ids.any())]
-        parts = [f"{int((ids > 0).sum())} of {ids.numel()} {end}" for ids, end in ends]
-        return f"{' and '.join(parts)} free"
+    @property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """The channels of its outputs and of its inputs, (plus, minus)."""
+        return self.plus, self.minus
+
+    def describe_free(self) -> str:
+        """Say how many of its channels are free."""
+        named = [(side, name) for side, name in zip(self.sides, ("outputs", "inputs"), strict=True) if bool(side.any())]
+        return " and ".join(f"{int((side > 0).sum())} of {side.numel()} {name}" for side, name in named) + " free"
 
     def of_shard(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
         """Return how this process's part of a tensor moves, and that part, detached, in its shape."""
-        self.check(name, tensor)
-        shape, (plus, minus) = local_view(self.shape, (self.plus, self.minus), tensor)
+        self.check_shape(name, tensor)
+        shape, (plus, minus) = local_view(self.shape, self.sides, tensor)
         return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
 
-    def check(self, name: str, tensor: Tensor) -> None:
-        """Refuse a tensor of another shape."""
+    def check_shape(self, name: str, tensor: Tensor) -> None:
+        """Refuse a tensor of another shape than the traced one."""
         split = len(self.shape) - tensor.dim() + 1  # how many dimensions its first one was split into
         traced = (math.prod(self.shape[:split]), *self.shape[split:]) if self.shape else ()
         if tensor.shape != traced:
@@ -82,7 +86,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """The channels of one layer's output, or of a parameter that is used as an activation.
+    """The channels that one layer's output has, or a parameter that is used as a factor or as an activation.
 
     Args:
         name: path of the layer, or of the parameter.
@@ -98,16 +102,16 @@ class Node:
 
 @dataclass(eq=False)
 class ChannelGraph:
-    """Which channels of which layers share a positive scale; made by `gauge.trace`, printed, a table.
+    """Which channels of which layers share a positive scale, as `gauge.trace` finds; print it for a table.
 
     It holds names, never tensors of the model, and can be copied and pickled.
 
     Args:
         free: how many log-scales may be chosen; `log_scales` has shape (free,).
-        nodes: the layers' outputs.
-        parameters: name → how it moves, for every parameter that the model used. A tied one goes by its first name.
+        nodes: what has channels, such as the layers' outputs.
+        parameters: name → how it moves, for every parameter that the traced call used; the first name of a tied one.
         buffers: likewise, for the running statistics of BatchNorm.
-        outside: names of parameters that the traced call did not use.
+        unused: names of parameters that the traced call did not use.
 
     Example:
         >>> import torch
@@ -126,19 +130,21 @@ class ChannelGraph:
     nodes: tuple[Node, ...]
     parameters: dict[str, Entry]
     buffers: dict[str, Entry]
-    outside: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    #: By device, what `factors` and `network_scales` compute from the entries alone.
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": {}}
 
-    def factors(self, log_scales: Tensor) -> dict[str, Factors]:
+    def factors(self, log_scales: Tensor, *, buffers: bool = False) -> dict[str, Factors]:
         """Return D and E of every parameter that moves.
 
         In canonical coordinates w is `w.view(shape) / (d * e)`, and its gradient g is `g.view(shape) * d * e`.
 
         Args:
             log_scales: (free,), on the device the factors are wanted on.
+            buffers: whether those of running statistics: means are multiplied by eˢ, variances by e²ˢ.
 
         Returns:
             name → `Factors`. Parameters without free channels are left out: both their factors are 1.
@@ -146,24 +152,18 @@ class ChannelGraph:
         Raises:
             ValueError: `log_scales` has another shape.
         """
-        return self._factors(self.parameters, log_scales)
-
-    def buffer_factors(self, log_scales: Tensor) -> dict[str, Factors]:
-        """Return the same for the running statistics: means are multiplied by eˢ, variances by e²ˢ."""
-        return self._factors(self.buffers, log_scales)
-
-    def _factors(self, entries: dict[str, Entry], log_scales: Tensor) -> dict[str, Factors]:
-        self.check(log_scales)
+        self.check_log_scales(log_scales)
+        entries = self.buffers if buffers else self.parameters
         moving = {name: entry for name, entry in entries.items() if entry.moves}
         if not moving:
             return {}
-        key = ("gather", entries is self.buffers, log_scales.device)
+        key = ("factors", buffers, log_scales.device)
         if key not in self._cache:
-            ends = [(i, s * entry.power) for entry in moving.values() for i, s in ((entry.plus, 1), (entry.minus, -1))]
+            sides = [(side, s * e.power) for e in moving.values() for side, s in zip(e.sides, (1, -1), strict=True)]
             self._cache[key] = (
-                torch.cat([index.flatten() for index, _ in ends]).to(log_scales.device),
-                torch.cat([torch.full_like(index.flatten(), power) for index, power in ends]).to(log_scales.device),
-                [index.shape for index, _ in ends],
+                torch.cat([side.flatten() for side, _ in sides]).to(log_scales.device),
+                torch.cat([torch.full_like(side.flatten(), power) for side, power in sides]).to(log_scales.device),
+                [side.shape for side, _ in sides],
             )
         gather, power, shapes = self._cache[key]
         values = (torch.cat([log_scales.new_zeros(1), log_scales])[gather] * power).exp()
@@ -171,7 +171,7 @@ class ChannelGraph:
         scales = (next(parts).view(shape) for shape in shapes)
         return {name: Factors(entry.shape, next(scales), next(scales)) for name, entry in moving.items()}
 
-    def check(self, log_scales: Tensor) -> None:
+    def check_log_scales(self, log_scales: Tensor) -> None:
         """Refuse log-scales of another shape than (free,)."""
         if log_scales.shape != (self.free,):
             raise ValueError(
@@ -189,7 +189,7 @@ class ChannelGraph:
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
         lines.append(f"{self.free} free log-scales")
-        if self.outside:
-            more = f", and {len(self.outside) - 5} more" if len(self.outside) > 5 else ""
-            lines.append(f"not used by the traced call: {', '.join(self.outside[:5])}{more}")
+        if self.unused:
+            more = f", and {len(self.unused) - 5} more" if len(self.unused) > 5 else ""
+            lines.append(f"not used by the traced call: {', '.join(self.unused[:5])}{more}")
         return "\n".join(lines)

@@ -1,6 +1,5 @@
 """The network gauge: one log-scale for every channel of a network, by least squares over all its weights."""
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,15 +8,14 @@ import torch
 from torch import Tensor
 
 from .. import _device
-from .._device import whole
 from .._distributed import Group, add_up, add_up_shards, cut_of
 from .graph import ChannelGraph, Entry
 
-#: A pass over the weights is the last one if its solution moves no log-scale by more than this.
-_NEAR = 0.1
-_PASSES = 5  # one of which may only meet zeros
-#: Iterations of conjugate gradients, and those between two looks at whether they are done, for which the host waits.
-_MOST_ITERATIONS, _BETWEEN_LOOKS = 2000, 4
+#: A pass over the weights is the last one if it changes no log-scale by more than this.
+_SMALL_CHANGE = 0.1
+_MAX_PASSES = 5  # the first may find that there are zeros, and no more
+#: Of conjugate gradients. The host waits for the device where it checks whether they are done.
+_MAX_ITERATIONS, _ITERATIONS_PER_CHECK = 2000, 4
 #: Weights whose logarithms are taken at once: on a CPU, temporaries within its cache take less time.
 WEIGHTS_AT_ONCE = 2**18
 
@@ -70,8 +68,8 @@ def network_scales(
         True
     """
     entries = {name: entry for name, entry in graph.parameters.items() if entry.counted and entry.moves}
-    if lacking := [name for name in entries if name not in parameters]:
-        raise ValueError(f"parameters lack {lacking[0]!r}, which the graph has; pass dict(model.named_parameters()).")
+    if missing := [name for name in entries if name not in parameters]:
+        raise ValueError(f"parameters lack {missing[0]!r}, which the graph has; pass dict(model.named_parameters()).")
     devices = {name: parameters[name].device for name in entries}
     device = _device.with_float64(next(iter(devices.values()), torch.device("cpu")))
     if not entries:
@@ -87,28 +85,28 @@ def network_scales(
     parts = {name: entry.of_shard(name, parameters[name]) for name, entry in entries.items()}
     scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)
     if start is not None:
-        graph.check(start)
+        graph.check_log_scales(start)
         scales[1:] = start
     eps = max(torch.finfo(_device.wide_dtype(weight)).eps for _, weight in parts.values())
-    zeros = False
-    for _ in range(_PASSES):
+    has_zeros = False
+    for _ in range(_MAX_PASSES):
         sums = {
-            name: (part, _sums_of(weight, part, scales, part.expected_log_weight * fan_in, zeros))
-            for name, (part, weight) in parts.items()
+            name: (entry, _sums_of(weight, entry, scales, entry.expected_log_weight * fan_in, has_zeros))
+            for name, (entry, weight) in parts.items()
         }
-        right = _sums_by_channel(sums, parameters, len(scales), device)
+        residual = _sums_by_channel(sums, parameters, len(scales), device)
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
-        if not zeros and not all(_device.read(right.isfinite().all())):
-            _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
-            zeros = True
-            empty = (whole(parameters[name].detach() == 0).view(entry.shape) for name, entry in entries.items())
-            laplacian = laplacian.without(entries.values(), empty)
+        if not has_zeros and not all(_device.read(residual.isfinite().all())):
+            _refuse_nan_and_inf({name: weight for name, (_, weight) in parts.items()}, parameters)
+            has_zeros = True
+            zeros = (_device.whole(parameters[name].detach() == 0).view(entry.shape) for name, entry in entries.items())
+            laplacian = laplacian.without(entries.values(), zeros)
             continue
-        right[0] = 0  # the pinned channel keeps its scale
-        change = laplacian.solve(right, scales, eps)
+        residual[0] = 0  # the pinned channel keeps its scale
+        change = laplacian.solve(residual, scales, eps)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
-        if all(_device.read(~(change.abs().max() > _NEAR))):
+        if all(_device.read(~(change.abs().max() > _SMALL_CHANGE))):
             break
     return scales[1:]
 
@@ -119,56 +117,53 @@ def _sums_by_channel(
     channels: int,
     device: torch.device,
 ) -> Tensor:
-    """Add up, by channel and over processes, the `_sums_of` each weight, given with the entry of its part here."""
+    """Add up, by channel and over the processes that share a parameter, entries of weights and their `_sums_of`."""
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
-    for name, (entry, of_weight) in sums.items():
+    for name, (entry, of_sides) in sums.items():
         cut = cut_of(parameters[name])
-        by_group.setdefault(cut and cut.group, []).extend(zip((entry.plus, entry.minus), of_weight, strict=True))
+        by_group.setdefault(cut and cut.group, []).extend(zip(entry.sides, of_sides, strict=True))
     totals = []
     for group, pairs in by_group.items():
-        indices = torch.cat([index.flatten().to(device) for index, _ in pairs])
+        ids = torch.cat([side.flatten().to(device) for side, _ in pairs])
         total = torch.zeros(channels, dtype=torch.float64, device=device)
-        total.index_add_(0, indices, torch.cat([summed.to(device) for _, summed in pairs]).double())
+        total.index_add_(0, ids, torch.cat([of_side.to(device) for _, of_side in pairs]).double())
         if group is not None:
             add_up([total], group)
         totals.append(total)
     return torch.stack(totals).sum(0)
 
 
-def _refuse_no_magnitude(weights: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+def _refuse_nan_and_inf(weights: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if a weight holds NaN or inf, on all processes with a part of it."""
-    bad = {name: torch.stack([weight.isnan().any(), weight.isinf().any()]).long() for name, weight in weights.items()}
-    add_up_shards((parameters[name], counts) for name, counts in bad.items())
-    for name, (nan, inf) in bad.items():
+    has = {name: torch.stack([weight.isnan().any(), weight.isinf().any()]).long() for name, weight in weights.items()}
+    add_up_shards((parameters[name], nan_and_inf) for name, nan_and_inf in has.items())
+    for name, (nan, inf) in has.items():
         if nan or inf:
             kind = "NaN" if nan else "inf"
             raise ValueError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
 
 
-def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, u: float, zeros: bool) -> tuple[Tensor, Tensor]:
-    """Sum log|w| − u − s_o + s_i over rows for s_out and over columns for s_in, signed as they enter; flat."""
+def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, u: float, has_zeros: bool) -> tuple[Tensor, Tensor]:
+    """Sum log|w| − u − s_o + s_i, without zeros if there are, by s_out, and the negative by s_in; flat."""
     scales = scales.to(weight.device, _device.widest_dtype(weight.device))
-    plus, minus = scales[entry.plus] + u, scales[entry.minus]
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
+    plus, minus = (scales[side].view(side.shape or (1,)) for side in entry.sides)
+    plus = plus + u
+    sums = torch.zeros_like(plus), torch.zeros_like(minus)
     rows = max(1, WEIGHTS_AT_ONCE // max(1, weight[:1].numel()))
-    ends = [(index, index.shape[:1].numel() > 1) for index in (plus, minus)]
-    slices = [index.split(rows) if varies else itertools.repeat(index) for index, varies in ends]
-    parts = zip(weight.split(rows), *slices, strict=False)
-    sums = zip(*(_sums_of_part(w, out, into, zeros) for w, out, into in parts), strict=True)
-    totals = [torch.cat(t) if varies else torch.stack(t).sum(0) for t, (_, varies) in zip(sums, ends, strict=True)]
-    return totals[0].flatten(), -totals[1].flatten()
-
-
-def _sums_of_part(weight: Tensor, plus: Tensor, minus: Tensor, zeros: bool) -> list[Tensor]:
-    log = weight.abs()
-    log = (log.float() if log.dtype in (torch.float16, torch.bfloat16) else log).log_()
-    log -= plus.to(log.dtype)
-    log += minus.to(log.dtype)
-    if zeros:
-        log.masked_fill_(weight == 0, 0.0)
-    # The kernel of a convolution first: the sums over it are few.
-    log = log.sum_to_size(torch.broadcast_shapes(plus.shape, minus.shape))
-    return [log.sum_to_size(index.shape) for index in (plus, minus)]
+    for start in range(0, len(weight), rows):
+        slices = (t[start : start + rows] if len(t) > 1 else t for t in (weight, plus, minus, *sums))
+        part, plus_part, minus_part, *sums_part = slices
+        log = _device.at_least_float32(part.abs()).log_()
+        log -= plus_part.to(log.dtype)
+        log += minus_part.to(log.dtype)
+        if has_zeros:
+            log.masked_fill_(part == 0, 0.0)
+        # The kernel of a convolution first: the sums over it are few.
+        log = log.sum_to_size(torch.broadcast_shapes(plus_part.shape, minus_part.shape))
+        for total in sums_part:
+            total += log.sum_to_size(total.shape)
+    return sums[0].flatten(), -sums[1].flatten()
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,61 +178,57 @@ class Laplacian:
 
     degree: Tensor  # d, how many weights touch each channel; (free + 1,)
     gather: Tensor  # the channel of every row and column sum, entry by entry
-    member: Tensor  # the channels of all sets, one set after another
-    owner: Tensor  # the set of each; sets 2k and 2k + 1 are the two of a block
+    members: Tensor  # the channels of all sets, one set after another
+    set_of_member: Tensor  # sets 2k and 2k + 1 are the outputs and the inputs of a block
     strength: Tensor  # κ of each set's block
     edges: tuple[Tensor, Tensor] | None = None  # (two channels each, strength each): where a block has zeros
 
     @classmethod
     def of(cls, free: int, entries: Iterable[Entry], device: torch.device) -> "Laplacian":
         """Build the equations of weights without zeros."""
-        none = torch.zeros(0, dtype=torch.long, device="cpu")  # where indices are, under any default device
-        gather, shares, members, owners, strengths, count = [], [], [none], [none], [], 0
+        no_ids = torch.zeros(0, dtype=torch.long, device="cpu")  # where ids are, under any default device
+        gather, degrees, members, set_of_member, strengths = [], [], [no_ids], [no_ids], list[float]()
         for entry in entries:
-            elements, sides = math.prod(entry.shape), (entry.plus, entry.minus)
-            gather += [index.flatten() for index in sides]
-            shares += [
-                torch.full_like(index, elements / index.numel(), dtype=torch.float64).flatten() for index in sides
-            ]
-            if all(bool(index.any()) for index in sides):
-                blocks = [_by_block(index, entry) for index in sides]
-                number, kernel = len(blocks[0]), elements / (blocks[0].numel() * blocks[1].shape[1])
-                for place, sets in enumerate(blocks):
-                    of_place = torch.arange(count + place, count + 2 * number, 2, device="cpu")
+            elements = math.prod(entry.shape)
+            gather += [side.flatten() for side in entry.sides]
+            degrees += [torch.full_like(ids, elements / len(ids), dtype=torch.float64) for ids in gather[-2:]]
+            if all(bool(side.any()) for side in entry.sides):
+                outputs, inputs = (_by_block(side, entry) for side in entry.sides)
+                strength = elements / (outputs.numel() * inputs.shape[1])
+                for number, sets in enumerate((outputs, inputs)):
+                    numbers = len(strengths) + number + torch.arange(0, 2 * len(sets), 2, device="cpu")
                     members.append(sets.flatten())
-                    owners.append(of_place.repeat_interleave(sets.shape[1]))
-                strengths += [kernel] * 2 * number
-                count += 2 * number
+                    set_of_member.append(numbers.repeat_interleave(sets.shape[1]))
+                strengths += [strength] * (2 * len(outputs))
         channels = torch.cat(gather)
-        degree = none.new_zeros(free + 1, dtype=torch.float64).index_add_(0, channels, torch.cat(shares))
+        degree = no_ids.new_zeros(free + 1, dtype=torch.float64).index_add_(0, channels, torch.cat(degrees))
         return cls(
             degree=degree.to(device),
             gather=channels.to(device),
-            member=torch.cat(members).to(device),
-            owner=torch.cat(owners).to(device),
+            members=torch.cat(members).to(device),
+            set_of_member=torch.cat(set_of_member).to(device),
             strength=torch.tensor(strengths, dtype=torch.float64, device=device),
         )
 
     def without(self, entries: Iterable[Entry], zeros: Iterable[Tensor]) -> "Laplacian":
         """Return the equations without the weights that are zero: edges take them away from the full blocks."""
-        lost, ends, amounts, device = [], [], [], self.degree.device
+        zeros_of_sides, ends, amounts, device = [], [], [], self.degree.device
         for entry, zero in zip(entries, zeros, strict=True):
-            sides = (entry.plus, entry.minus)
-            count = zero.long().sum_to_size(torch.broadcast_shapes(*(index.shape for index in sides)))
-            lost += [count.sum_to_size(index.shape).flatten().to(device) for index in sides]
-            at = count.nonzero(as_tuple=True)
-            ends.append(torch.stack([index.expand(count.shape)[at] for index in sides]).to(device))
-            amounts.append(-count[at].to(device))
-        degree = self.degree.index_add(0, self.gather, -torch.cat(lost).to(self.degree.dtype))
-        edges, amount = torch.cat(ends, 1), torch.cat(amounts).to(degree.dtype)
-        free = (edges > 0).all(0)
-        return replace(self, degree=degree, edges=(edges[:, free], amount[free]))
+            count = zero.long().sum_to_size(torch.broadcast_shapes(*(side.shape for side in entry.sides)))
+            zeros_of_sides += [count.sum_to_size(side.shape).flatten().to(device) for side in entry.sides]
+            places = count.nonzero(as_tuple=True)
+            ends.append(torch.stack([side.expand(count.shape)[places] for side in entry.sides]).to(device))
+            amounts.append(-count[places].to(device))
+        degree = self.degree.index_add(0, self.gather, -torch.cat(zeros_of_sides).to(self.degree.dtype))
+        channels, amount = torch.cat(ends, 1), torch.cat(amounts).to(degree.dtype)
+        are_free = (channels > 0).all(0)
+        return replace(self, degree=degree, edges=(channels[:, are_free], amount[are_free]))
 
     def times(self, scales: Tensor) -> Tensor:
         """Return N s, with 0 in the pinned place."""
-        sums = torch.zeros_like(self.strength).index_add_(0, self.owner, scales[self.member])  # B s
-        across = (self.strength * sums.view(-1, 2).flip(1).flatten())[self.owner]  # M of it, for each member
-        out = (self.degree * scales).index_add_(0, self.member, across, alpha=-1)
+        sums = torch.zeros_like(self.strength).index_add_(0, self.set_of_member, scales[self.members])  # B s
+        across = (self.strength * sums.view(-1, 2).flip(1).flatten())[self.set_of_member]  # M of it, for each member
+        out = (self.degree * scales).index_add_(0, self.members, across, alpha=-1)
         if self.edges is not None:
             (first, second), amount = self.edges
             out.index_add_(0, first, amount * scales[second], alpha=-1)
@@ -245,33 +236,32 @@ class Laplacian:
         out[0] = 0
         return out
 
-    def solve(self, right: Tensor, scales: Tensor, eps: float) -> Tensor:
-        """Return the change of `scales` with N · change = right; it is 0 in the pinned place and without weights.
+    def solve(self, right_side: Tensor, scales: Tensor, eps: float) -> Tensor:
+        """Return the change of `scales` with N · change = right side; it is 0 in the pinned place and without weights.
 
         By conjugate gradients (Hestenes and Stiefel 1952) on :math:`D^{-1/2} N D^{-1/2}`, in as many steps as there are
         sets at most but for rounding and zeros; where that is singular, the solution of least norm.
         """
         root = torch.where(self.degree > 0, self.degree.rsqrt(), 0.0)
-        residual = direction = root * right
-        solution, gamma = torch.zeros_like(right), residual.square().sum()
+        residual = direction = root * right_side
+        solution, gamma = torch.zeros_like(right_side), residual.square().sum()
         # Above the rounding of N s and of logarithms: where no channel is pinned, that has a part that no s explains.
-        goal = eps * (16 * residual.norm() + (1 + scales.abs().max()) * len(right) ** 0.5)
-        for number in range(_MOST_ITERATIONS):
+        goal = eps * (16 * residual.norm() + (1 + scales.abs().max()) * len(scales) ** 0.5)
+        for iteration in range(_MAX_ITERATIONS):
             is_open = gamma > goal.square()
-            if number % _BETWEEN_LOOKS == 0 and all(_device.read(~is_open)):
+            if iteration % _ITERATIONS_PER_CHECK == 0 and all(_device.read(~is_open)):
                 break
-            moved = root * self.times(root * direction)
+            product = root * self.times(root * direction)
             # Once solved it must not go on: only rounding is left, which a singular system cannot solve.
-            step = torch.where(is_open, gamma / (direction * moved).sum(), 0.0)
-            solution, residual = solution + step * direction, residual - step * moved
+            step = torch.where(is_open, gamma / (direction * product).sum(), 0.0)
+            solution, residual = solution + step * direction, residual - step * product
             previous, gamma = gamma, residual.square().sum()
             direction = residual + torch.where(is_open, gamma / previous, 0.0) * direction
         return root * solution
 
 
-def _by_block(index: Tensor, entry: Entry) -> Tensor:
+def _by_block(side: Tensor, entry: Entry) -> Tensor:
     """Reshape to (blocks, members): dimensions along which both sides vary count blocks, the rest members."""
-    dims = range(index.dim())
-    both = [dim for dim in dims if entry.plus.shape[dim] > 1 and entry.minus.shape[dim] > 1]
-    blocks = torch.Size([index.shape[dim] for dim in both]).numel()
-    return index.permute([*both, *(dim for dim in dims if dim not in both)]).reshape(blocks, -1)
+    both = [dim for dim in range(side.dim()) if all(each.shape[dim] > 1 for each in entry.sides)]
+    rest = [dim for dim in range(side.dim()) if dim not in both]
+    return side.permute([*both, *rest]).reshape(math.prod(side.shape[dim] for dim in both), -1)

@@ -1,4 +1,4 @@
-"""A rule for each operation: it passes a scale, shares it, moves it about, or pins it."""
+"""The rule of each operation, which lets scales pass, joins or pins them, or carries channels to other places."""
 
 import math
 from collections.abc import Callable
@@ -11,37 +11,39 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import layer_rules
-from .call import Activation, Call, Parameter, Value
+from .call import Activation, Call, ParameterView, Value
+
+NUMBERS = (int, float, complex)
 
 
-def passes(call: Call) -> Any:
-    """f(sx) = s f(x), element by element; every other tensor that goes in is pinned."""
+def homogeneous(call: Call) -> Any:
+    """Let scales pass, where f(sx) = s f(x) element by element; every other tensor that goes in is pinned."""
     for value in list(call.arguments.values())[1:]:
         call.pin(value)
     return call.result(call.ids(call.first))
 
 
 def identity(call: Call) -> Any:
-    """The same values, maybe elsewhere or in another precision."""
+    """Let scales pass where values stay, maybe elsewhere or in another precision."""
     if isinstance(call.output, Tensor) and not call.output.is_floating_point():
         return call.pin_all(f"{call.label} is a cast to {call.output.dtype}")
-    return call.first if isinstance(call.first, Parameter) else call.result(call.ids(call.first))
+    return call.first if isinstance(call.first, ParameterView) else call.result(call.ids(call.first))
 
 
-def filled(call: Call) -> Any:
-    """Clamping and filling pass where the numbers that they put in are 0 or infinite."""
+def fill(call: Call) -> Any:
+    """Let scales pass where the numbers that are put in are 0 or infinite."""
     numbers = [call[name] for name in ("min", "max", "threshold", "value") if call[name] is not None]
-    return passes(call) if all(_has_no_scale(number) for number in numbers) else call.pin_all()
+    return homogeneous(call) if all(_is_scale_free(number) for number in numbers) else call.pin_all()
 
 
 def add(call: Call) -> Any:
-    """A sum, difference, maximum or minimum: its two arguments share their scale."""
+    """Join the arguments of a sum, difference, maximum or minimum."""
     pair = (call["self"], call["other"])
     for value, other in (pair, pair[::-1]):
-        if isinstance(value, Parameter) and isinstance(other, Activation):
-            return layer_rules.added(call, other, value)
-        if isinstance(value, (int, float, complex)):
-            if not _has_no_scale(value):
+        if isinstance(value, ParameterView) and isinstance(other, Activation):
+            return layer_rules.add_parameter(call, other, value)
+        if isinstance(value, NUMBERS):
+            if not _is_scale_free(value):
                 call.pin(other, f"{call.label} with a constant")
             return call.result(call.ids(other))
     first, second = map(call.ids, pair)
@@ -50,30 +52,30 @@ def add(call: Call) -> Any:
 
 
 def where(call: Call) -> Any:
-    """A choice between two activations, which share their scale; between two numbers, a constant."""
+    """Join the two activations of a choice; a choice between two numbers is a constant."""
     call.pin(call["condition"])
-    both_numbers = all(isinstance(call[name], (int, float)) for name in ("self", "other"))
+    both_numbers = all(isinstance(call[name], NUMBERS) for name in ("self", "other"))
     return call.constants() if both_numbers else add(call)
 
 
-def copied(call: Call) -> Any:
-    """Writing one tensor over another: its scale goes with it."""
+def copy(call: Call) -> Any:
+    """Return the channels of what is written, whatever it is written over."""
     return call.result(call.ids(call["src"]))
 
 
 def multiply(call: Call) -> Any:
-    """A product has the scale of one factor where no scale touches the other; a parameter is a gain."""
+    """Let the scale of one factor pass where no scale touches the other; a parameter is a learned factor."""
     pair = (call["self"], call["other"])
     for value, other in (pair, pair[::-1]):
-        is_number = isinstance(value, (int, float, complex))
+        is_number = isinstance(value, NUMBERS)
         is_mask = isinstance(value, Activation) and not call.channels.find(value.channels).any()
-        if isinstance(other, Parameter) and call.shape == other.shape and (is_number or is_mask):
+        if isinstance(other, ParameterView) and call.shape == other.shape and (is_number or is_mask):
             return other  # as pruned weights
         if is_number:
             return call.result(call.ids(other))
-        if isinstance(value, Parameter) and isinstance(other, Activation):
-            return layer_rules.gain(call, other, value)
-    if isinstance(pair[0], Parameter):  # and so the other one
+        if isinstance(value, ParameterView) and isinstance(other, Activation):
+            return layer_rules.multiply_by_parameter(call, other, value)
+    if isinstance(pair[0], ParameterView):  # and so the other one
         return call.pin_all()
     first, second = torch.broadcast_tensors(*(call.channels.find(value.channels) for value in pair))
     free = (first != 0) & (second != 0)
@@ -83,31 +85,31 @@ def multiply(call: Call) -> Any:
 
 
 def divide(call: Call) -> Any:
-    """A quotient has the scale of its numerator; the divisor is pinned."""
-    return call.pin_all() if call["rounding_mode"] is not None else passes(call)
+    """Let the scale of the numerator pass; the divisor is pinned."""
+    return call.pin_all() if call["rounding_mode"] is not None else homogeneous(call)
 
 
 def reduce(call: Call) -> Any:
-    """Entries that are summed, averaged or compared share their scale."""
+    """Join entries that are summed, averaged or compared."""
     if call["other"] is not None:  # torch.max of two tensors
         return add(call)
     dims = call["dim"]
     dims = [dims] if isinstance(dims, int) else list(dims or range(len(call.first.shape)))
-    ids = call.share(call.first, dims, "summed or compared by")
+    ids = call.join_along(call.first, dims, "summed or compared by")
     return call.result(ids if len(call.shape) == ids.dim() else ids.squeeze(tuple(dims)))
 
 
 def pool(call: Call) -> Any:
-    """Pooling and resizing over the last dimensions, as many as the name says."""
+    """Join positions that are pooled or resized: the last dimensions, as many as the name says."""
     spatial = int(next(letter for letter in call.name if letter.isdigit()))
-    return call.result(call.share(call.first, range(-spatial, 0), "positions at"))
+    return call.result(call.join_along(call.first, range(-spatial, 0), "positions at"))
 
 
 def pad(call: Call) -> Any:
-    """Padding with zeros or with the tensor's values passes; zeros in place of channels are new channels."""
+    """Let scales pass a padding with zeros or with the tensor's values; zeros in place of channels are new channels."""
     dims = [-1 - place // 2 for place in range(len(call["pad"]))]
     if (call["mode"] or "constant") != "constant":
-        return call.result(call.share(call.first, dims, "positions at"))
+        return call.result(call.join_along(call.first, dims, "positions at"))
     if call["value"]:
         return call.pin_all(f"{call.label} with {call['value']}")
     ids = call.ids(call.first)
@@ -118,8 +120,8 @@ def pad(call: Call) -> Any:
 
 
 def rearrange(call: Call) -> Any:
-    """Shape operations: the same operation on a tensor of channels moves each of them to its place."""
-    if isinstance(parameter := call.first, Parameter):
+    """Move each channel to its place, by the same operation on a tensor of channels."""
+    if isinstance(parameter := call.first, ParameterView):
         view = _run(call, lambda value: value.view)
         if isinstance(view, Tensor) and view.untyped_storage()._cdata == parameter.base.untyped_storage()._cdata:
             moved = replace(parameter, view=view)
@@ -131,14 +133,14 @@ def rearrange(call: Call) -> Any:
     return [Activation(tuple(part.shape), call.channels.compress(part)) for part in ids]
 
 
-def _run(call: Call, change: Callable[[Value], Tensor]) -> Any:
-    """Run an operation on other tensors in place of its own, in lists too."""
-    arguments = pytree.tree_map_only((Activation, Parameter), change, call.arguments)
+def _run(call: Call, substitute: Callable[[Value], Tensor]) -> Any:
+    """Run an operation on substitutes of its tensors, also of those in lists."""
+    arguments = pytree.tree_map_only((Activation, ParameterView), substitute, call.arguments)
     return call.operator(**arguments)
 
 
 def reshape(call: Call) -> Any:
-    """Operations that say no more than the shape of the output, which may be that of another tensor."""
+    """Move channels as a reshape or an expansion to the shape of the output does."""
     # A view of ids that were spread out need not exist where that of the activation does.
     if call["dtype"] is not None:
         return call.pin_all(f"{call.label} as another type")
@@ -148,7 +150,7 @@ def reshape(call: Call) -> Any:
 
 
 def concatenate(call: Call) -> Any:
-    """Parts side by side; ids are spread out along that dimension, and along others only where they differ."""
+    """Put channels side by side: spread out along that dimension, and along others only where they differ."""
     # torch lets empty parts be vectors.
     parts = [(call.ids(value), value.shape) for value in call["tensors"] if len(value.shape) == len(call.shape)]
     dim = (call["dim"] or 0) % len(call.shape)
@@ -158,30 +160,31 @@ def concatenate(call: Call) -> Any:
 
 
 def index(call: Call) -> Any:
-    """Picking positions: all along the indexed dimension share their scale, so that any index picks the same."""
-    places = call["indices"]
-    dims = [call["dim"]] if places is None else [dim for dim, index in enumerate(places) if index is not None]
-    ids = call.share(call.first, dims, "picked by").expand(call.first.shape)
+    """Join channels along an indexed dimension, so that any index picks the same."""
+    indices = call["indices"]
+    dims = [call["dim"]] if indices is None else [dim for dim, given in enumerate(indices) if given is not None]
+    ids = call.join_along(call.first, dims, "picked by").expand(call.first.shape)
 
-    def at_zero(value: Value) -> Tensor:
+    def ids_or_zeros(value: Value) -> Tensor:
         return ids if value is call.first else torch.zeros(value.shape, dtype=torch.long)
 
-    return call.result(_run(call, at_zero))
+    return call.result(_run(call, ids_or_zeros))
 
 
 def compare(call: Call) -> Any:
-    """The sign of a number does not change with its scale; any other comparison pins."""
-    return call.constants() if _has_no_scale(call["other"]) else call.pin_all()
+    """Leave scales free in a comparison with 0 or ±inf, whose result is a constant; pin in any other."""
+    return call.constants() if _is_scale_free(call["other"]) else call.pin_all()
 
 
 def glu(call: Call) -> Any:
-    """Gated unit a · sigmoid(b): the gate is pinned, the other half passes."""
+    """Pin the gate b of a · sigmoid(b), and let the scales of a pass."""
     value, gate = call.spread(call.first).chunk(2, call["dim"])
     call.channels.pin(call.channels.compress(gate), call.label)
     return call.result(value)
 
 
-def _has_no_scale(value: Value) -> bool:
+def _is_scale_free(value: Value) -> bool:
+    """Whether it is 0, inf or −inf, which no positive factor changes."""
     return isinstance(value, (int, float)) and (value == 0 or math.isinf(value))
 
 
@@ -192,13 +195,15 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     layer_rules.convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
     layer_rules.embedding: "embedding",
     layer_rules.batch_norm: "batch_norm instance_norm",
-    layer_rules.mixing_norm: "group_norm layer_norm rms_norm",
+    layer_rules.norm_across_channels: "group_norm layer_norm rms_norm",
     layer_rules.weight_norm: "_weight_norm",
-    passes: "relu leaky_relu rrelu prelu abs absolute neg negative positive dropout feature_dropout native_dropout",
+    homogeneous: (
+        "relu leaky_relu rrelu prelu abs absolute neg negative positive dropout feature_dropout native_dropout"
+    ),
     identity: "to _to_copy clone contiguous detach alias type_as lift_fresh lift_fresh_copy",
-    filled: "clamp clamp_min clamp_max clip threshold masked_fill",
+    fill: "clamp clamp_min clamp_max clip threshold masked_fill",
     add: "add sub subtract rsub maximum minimum",
-    copied: "copy",
+    copy: "copy",
     where: "where",
     multiply: "mul multiply",
     divide: "div divide true_divide",

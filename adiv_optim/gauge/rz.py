@@ -1,4 +1,4 @@
-"""RZ scaling, W = D W′ E, by Rothblum and Zenios: by means of logarithms, and around zeros by the network gauge."""
+"""RZ scaling, W = D W' E, of Rothblum and Zenios: by averages of logarithms, and around zeros by the network gauge."""
 
 import math
 from typing import NamedTuple
@@ -73,28 +73,28 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
         True
     """
     check_weight(weight, groups, kernel_dims)
-    at = weight.dim() - kernel_dims
-    batch, (out, inputs), positions = weight.shape[: at - 2], weight.shape[at - 2 : at], weight.shape[at:].numel()
-    # A dimension each for the group and for all positions, so that a matrix is a kernel with one of both.
-    work = weight.to(_device.with_float64(weight.device), _device.wide_dtype(weight))
-    blocks = work.reshape(*batch, groups, out // groups, inputs, positions)
+    *batch, out, inputs = weight.shape[: weight.dim() - kernel_dims]
+    # A dimension each for groups and for all positions of the kernel: a matrix has one group and one position.
+    positions = weight.shape[weight.dim() - kernel_dims :].numel()
+    wide = weight.to(_device.with_float64(weight.device), _device.wide_dtype(weight))
+    blocks = wide.reshape(*batch, groups, out // groups, inputs, positions)
 
     logs = blocks.abs().log_()
-    row_logs, column_logs = _one_pass(logs)
+    row_logs, column_logs = _scales_without_zeros(logs)
     limit = -math.log(torch.finfo(weight.dtype).tiny)
-    if not _is_within(limit, row_logs, column_logs):
+    if not _are_within(limit, row_logs, column_logs):
         # A zero, NaN or inf anywhere in a matrix is in every one of its means.
         if not all(_device.read(logs.amax() < math.inf)):
-            bad = ~weight.isfinite()
-            first = bad.nonzero()[0].tolist()
+            not_finite = ~weight.isfinite()
+            first = not_finite.nonzero()[0].tolist()
             raise ValueError(
-                f"rz_scaling: {int(bad.sum())} of the {weight.numel()} entries of the weight of shape "
+                f"rz_scaling: {int(not_finite.sum())} of the {weight.numel()} entries of the weight of shape "
                 f"{tuple(weight.shape)} are NaN or inf, the first, {weight[tuple(first)].item()}, at {first}. They "
                 "have no scale: go back to the last finite weights, and lower the learning rate or skip steps whose "
                 "gradients are not finite."
             )
-        row_logs, column_logs = _around_zeros(blocks, row_logs, column_logs)
-        if not _is_within(limit, row_logs, column_logs):
+        row_logs, column_logs = _scales_around_zeros(blocks, row_logs, column_logs)
+        if not _are_within(limit, row_logs, column_logs):
             largest = max(row_logs.abs().max().item(), column_logs.abs().max().item())
             raise ValueError(
                 f"rz_scaling: a scale of this weight of shape {tuple(weight.shape)} is exp(±{largest:.1f}), out of "
@@ -114,7 +114,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
 
 
 def check_weight(weight: Tensor, groups: int, kernel_dims: int) -> None:
-    """Refuse a weight that is not of floating point, or has other dimensions and groups than are said."""
+    """Refuse a weight that is not of floating point, has too few dimensions, or rows that do not make such groups."""
     if not (weight.is_floating_point() or weight.is_complex()):
         raise TypeError(
             f"rz_scaling: the weight is {weight.dtype}; scales need floating point, such as weight.float()."
@@ -132,7 +132,7 @@ def check_weight(weight: Tensor, groups: int, kernel_dims: int) -> None:
         )
 
 
-def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
+def _scales_without_zeros(logs: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-scales of blocks (…, m, n, k) without zeros; not finite where there is one, 0 of an empty block."""
     if logs.numel() == 0:
         return logs.new_zeros(logs.shape[:-2]), logs.new_zeros(*logs.shape[:-3], logs.shape[-2])
@@ -142,26 +142,25 @@ def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
     return rows - half, columns - half
 
 
-def _is_within(limit: float, *logs: Tensor) -> bool:
-    """Whether all log-scales are at most as large as a limit."""
-    # NaN compares as not within.
-    return all(_device.read(*((part.abs() <= limit).all() for part in logs)))
+def _are_within(limit: float, row_logs: Tensor, column_logs: Tensor) -> bool:
+    """Whether all log-scales are numbers of at most this size."""
+    return all(_device.read(*((logs.abs() <= limit).all() for logs in (row_logs, column_logs))))
 
 
-def _around_zeros(blocks: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-scales of blocks (…, m, n, k), given those by one pass, which are right where no zero is.
+def _scales_around_zeros(blocks: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-scales of blocks (…, m, n, k), given `_scales_without_zeros`.
 
-    They are the network gauge of a network that has these blocks alone, between inputs and outputs that are free.
+    They are the network gauge of a network that has the blocks with zeros alone, between free inputs and outputs.
     """
     rows, columns = row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
     has_zeros = ~(rows.isfinite().all(-1) & columns.isfinite().all(-1))
     if not has_zeros.any():
-        return row_logs, column_logs  # there are none: scales out of range
+        return row_logs, column_logs  # which are out of range
     weight = blocks.flatten(0, -4)[has_zeros].abs().double()
-    members, m, n, _ = weight.shape
-    outputs, inputs = torch.arange(1, members * (m + n) + 1, device="cpu").split([members * m, members * n])
+    count, m, n, _ = weight.shape
+    outputs, inputs = torch.arange(1, count * (m + n) + 1, device="cpu").split([count * m, count * n])
     entry = Entry(tuple(weight.shape), outputs.view(-1, m, 1, 1), inputs.view(-1, 1, n, 1), counted=True)
-    graph = ChannelGraph(free=members * (m + n), nodes=(), parameters={"weight": entry}, buffers={})
+    graph = ChannelGraph(free=count * (m + n), nodes=(), parameters={"weight": entry}, buffers={})
     scales = network_scales(graph, {"weight": weight}, fan_in=False).to(rows)
-    rows[has_zeros], columns[has_zeros] = scales[: members * m].view(-1, m), -scales[members * m :].view(-1, n)
+    rows[has_zeros], columns[has_zeros] = scales[: count * m].view(-1, m), -scales[count * m :].view(-1, n)
     return rows.view(row_logs.shape), columns.view(column_logs.shape)

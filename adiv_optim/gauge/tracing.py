@@ -1,9 +1,9 @@
-"""The channels of a model: torch.export writes its operations down, and the rules say which scales they share."""
+"""Trace the channels of a model: torch.export lists its operations, and the rules say which scales these share."""
 
 import itertools
 import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,33 +13,29 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from ..rows.models import refuse_lazy, refuse_sharded
-from .call import PINNED, Activation, Call, Channels, Parameter
+from .call import Activation, Call, ParameterView
+from .channels import PINNED, Channels
 from .graph import ChannelGraph, Entry, Node
 from .rules import RULES, rearrange
 
 
 def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
-    r"""Find which channels of which layers of a model share a positive scale.
+    """Find which channels of which layers of a model share a positive scale.
 
-    A network's function does not change when the weights into a hidden channel are multiplied by
-    :math:`e^{s}` and those out of it by :math:`e^{-s}`, if the functions between are positively homogeneous,
-    f(cx) = c f(x) for c > 0:
-
-    .. math:: W_{oi} \to e^{s_o} W_{oi} e^{-s_i}, \qquad b_o \to e^{s_o} b_o
-
+    A network's function does not change when the weights into a hidden channel are multiplied by e^s and those out of
+    it by e^(-s), as `apply_gauge` does, if the functions between are positively homogeneous: f(cx) = c f(x) for c > 0.
     Each channel has one log-scale s. Summands share theirs, concatenation and reshaping carry them along, and they
     are pinned to 0 at the model's inputs and outputs and wherever a function is not homogeneous: ReLU6, sigmoid, tanh,
     GELU, SiLU, softmax, the input of LayerNorm, RMSNorm and GroupNorm. The input of BatchNorm and InstanceNorm is free
-    (exactly with a negligible eps only), and a normaliser's γ makes a new channel of each
-    of its elements. In attention queries and keys are pinned and the values pass. All uses of a tied weight move it
-    alike, and share scales as far as that takes. An operation without a rule pins all that it touches; the graph names
-    it.
+    (exactly with a negligible eps only), and each element of a normaliser's γ is a new channel. In attention queries
+    and keys are pinned and the values pass. Scales are joined as far as all uses of a tied weight need to move it
+    alike. An operation without a rule pins all that it touches; the graph names it.
 
     Args:
         model: any module that torch.export can trace, in the mode (training or evaluation) that it will be used in. It
             is left as it was.
         example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments. All
-            tensors that the model returns are pinned; a transformer's cache torch.export does not know how to return:
+            tensors that the model returns are pinned. torch.export cannot return a transformer's cache: pass
             `{"input_ids": tokens, "use_cache": False}`.
 
     Returns:
@@ -62,9 +58,9 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     """
     program = _exported(model, example_input)
     names = _first_names(model)
-    # Operations for a log alone move nothing, and would pin their inputs.
+    # Operations whose results nothing uses, as those for a log, would pin their inputs.
     program.graph_module.graph.eliminate_dead_code()
-    with torch.device("cpu"):  # where channels are under any default
+    with torch.device("cpu"):  # where ids are, under any default device
         channels = Channels()
         outputs = _Interpreter(program.graph_module, channels).run(*_inputs(program, names))
         Call(None, "output", {"outputs": outputs}, None, "output of the model", channels).pin_all()
@@ -79,9 +75,10 @@ def _exported(model: nn.Module, example_input: Any) -> Any:
     refuse_sharded(
         "trace", model, "trace the model before it is sharded, and pass on the graph: UnitConsistent(…, graph=graph)"
     )
-    named = isinstance(example_input, Mapping)  # a dict, or a tokenizer's BatchEncoding
-    keywords = dict(example_input) if named else {}
-    arguments = () if named else example_input if isinstance(example_input, tuple) else (example_input,)
+    arguments = example_input if isinstance(example_input, tuple) else (example_input,)
+    keywords = {}
+    if isinstance(example_input, Mapping):  # a dict, or a tokenizer's BatchEncoding
+        arguments, keywords = (), dict(example_input)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's, about itself
@@ -98,7 +95,7 @@ def _exported(model: nn.Module, example_input: Any) -> Any:
 
 
 def _inputs(program: Any, names: dict[str, str]) -> list[Any]:
-    """Return what stands for the inputs of a program: its parameters, its buffers, and the arguments of the model."""
+    """Return the values that a program begins with: of parameters, buffers, and the arguments of the model."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
     values = list[Any]()
     for node in program.graph.find_nodes(op="placeholder"):
@@ -107,14 +104,10 @@ def _inputs(program: Any, names: dict[str, str]) -> list[Any]:
             values.append(fake)
         elif spec.kind is InputKind.PARAMETER:
             base = torch.empty(fake.shape, device="meta")
-            values.append(Parameter(names[spec.target], base, base))
+            values.append(ParameterView(names[spec.target], base, base))
         else:  # a buffer, or a tensor without a name
             values.append(Activation.constant(fake.shape, names.get(spec.target, "")))
     return values
-
-
-#: The operations with a graph of their own that torch.export makes of `with torch.autocast(…)` and checkpointing.
-_REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
 
 class _Interpreter(torch.fx.Interpreter):
@@ -129,79 +122,83 @@ class _Interpreter(torch.fx.Interpreter):
         if node.op != "call_function" or node.target is operator.getitem:
             return super().run_node(node)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        if str(node.target) in _REGIONS:
+        if str(node.target).startswith("wrap_with_"):  # a graph and its arguments: of `with torch.autocast(…)`, say
             place = next(place for place, value in enumerate(args) if isinstance(value, torch.fx.GraphModule))
             return _Interpreter(args[place], self.channels).run(*args[place + 1 :])
-        stack, output = list((node.meta.get("nn_module_stack") or {}).values()), node.meta.get("val")
-        where = stack[-1][0].removeprefix("L['self']").lstrip(".") if stack else ""
-        if isinstance(node.target, torch._ops.OpOverload):
-            schema = node.target._schema
-            name, is_mutable = schema.name.removeprefix("aten::"), schema.is_mutable
-            arguments = {argument.name: argument.default_value for argument in schema.arguments}
-            arguments |= {**dict(zip(arguments, args, strict=False)), **kwargs}
-        else:
-            name, is_mutable = str(node.target), False
-            arguments = {str(place): value for place, value in enumerate([*args, *kwargs.values()])}
-        name = name if name in RULES else name.removesuffix("_")
-        label = f"{name} in {where}" if where else name
-        shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-        if not all(isinstance(size, int) for shape in shapes for size in shape):
-            raise ValueError(
-                f"{label} returns a tensor whose shape depends on the values of its input; its channels cannot be "
-                "followed."
-            )
-        call = Call(node.target, name, arguments, output, label, self.channels)
-        rule = RULES.get(name, Call.pin_all)
+        call = _call(node, args, kwargs, self.channels)
+        rule = RULES.get(call.name, Call.pin_all)
         result = rule(call)
-        if is_mutable and isinstance(node.args[0], torch.fx.Node):
-            old, why = self.env[node.args[0]], f"overwritten in place by {label}"
+        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        if writes and isinstance(node.args[0], torch.fx.Node):
+            overwritten, why = self.env[node.args[0]], f"overwritten in place by {call.label}"
             if rule is rearrange:
                 self.env[node.args[0]] = result
-            elif isinstance(old, Activation):  # old and new values share scales, so that every view still holds
-                self.channels.join(old.channels, call.ids(result), why)
+            elif isinstance(overwritten, Activation):  # joined with the new values, for its views have them too
+                self.channels.join(overwritten.channels, call.ids(result), why)
             else:
-                call.pin(old, why)
+                call.pin(overwritten, why)
                 call.pin(result)
         return result
 
 
-def _graph(channels: Channels, order: list[str]) -> ChannelGraph:
-    """Number the components that parameters live on, and write every use in those numbers."""
+def _call(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any], channels: Channels) -> Call:
+    """Return the call of an operator in a traced graph, with the arguments given for its nodes."""
+    modules, output = list((node.meta.get("nn_module_stack") or {}).values()), node.meta.get("val")
+    path = modules[-1][0].removeprefix("L['self']").lstrip(".") if modules else ""
+    if isinstance(node.target, torch._ops.OpOverload):
+        name = node.target._schema.name.removeprefix("aten::")
+        arguments = {argument.name: argument.default_value for argument in node.target._schema.arguments}
+        arguments |= {**dict(zip(arguments, args, strict=False)), **kwargs}
+    else:
+        name = str(node.target)
+        arguments = {str(place): value for place, value in enumerate([*args, *kwargs.values()])}
+    name = name if name in RULES else name.removesuffix("_")
+    label = f"{name} in {path}" if path else name
+    shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    if not all(isinstance(size, int) for shape in shapes for size in shape):
+        raise ValueError(
+            f"{label} returns a tensor whose shape depends on the values of its input; its channels cannot be followed."
+        )
+    return Call(node.target, name, arguments, output, label, channels)
+
+
+def _graph(channels: Channels, names: list[str]) -> ChannelGraph:
+    """Number the components that parameters and buffers move by, and return the graph in these numbers."""
     uses = [*channels.parameters.values(), *channels.buffers.values()]
-    ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in uses}
-    used, measured = torch.zeros(2, channels.count, dtype=torch.bool)
-    used[PINNED] = measured[PINNED] = True
-    for use, indices in ends.items():
-        for ids in indices:
-            used[ids] = True
-            measured[ids] |= use.counted
+    sides = {use: [channels.compress(side) for side in use.sides] for use in uses}
+    used, counted = torch.zeros(2, channels.count, dtype=torch.bool)
+    used[PINNED] = counted[PINNED] = True
+    for use in uses:
+        for side in sides[use]:
+            used[side] = True
+            counted[side] |= use.counted
     numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
-    def entry(use: Entry) -> Entry:
-        plus, minus = (numbers[ids] for ids in ends[use])
+    def numbered(use: Entry) -> Entry:
+        plus, minus = (numbers[side] for side in sides[use])
         if bool(plus.any() or minus.any()):
-            # Channels that no weight touches, as rows of standardised weights, take their scale from their other uses.
-            counted = use.counted or not bool(measured[ends[use][0]].all())
-            return replace(use, plus=plus, minus=minus, counted=counted, why=())
-        reasons = channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))
+            # Channels that no weight has, as those of rows of standardised weights, take their scale from other uses.
+            is_counted = use.counted or not bool(counted[sides[use][0]].all())
+            return replace(use, plus=plus, minus=minus, counted=is_counted, why=())
+        reasons = channels.reasons(torch.cat([side.flatten() for side in use.sides]))
         return replace(use, plus=plus, minus=minus, why=(*use.why, *reasons) or ("a constant",))
 
     nodes = []
-    for name, ids in channels.made:
+    for name, ids in channels.nodes:
         index = numbers[channels.find(ids)]
         if bool((index >= 0).any()):
             nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
     return ChannelGraph(
         free=int(used.sum()) - 1,
         nodes=tuple(nodes),
-        parameters={name: entry(channels.parameters[name]) for name in order if name in channels.parameters},
-        buffers={name: replace(entry(use), counted=False) for name, use in channels.buffers.items()},
-        outside=tuple(name for name in order if name not in channels.parameters),
+        parameters={name: numbered(channels.parameters[name]) for name in names if name in channels.parameters},
+        buffers={name: replace(numbered(use), counted=False) for name, use in channels.buffers.items()},
+        unused=tuple(name for name in names if name not in channels.parameters),
     )
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Map every name of a parameter or buffer to its first, which stands for a tied one."""
+    """Map every name of a parameter or buffer to its first one: a tied one has several."""
     first: dict[int, str] = {}
-    kinds = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    return {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(*kinds)}
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    return {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(parameters, buffers)}

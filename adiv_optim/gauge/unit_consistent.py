@@ -1,4 +1,4 @@
-"""Optimizers whose path no rescaling of hidden units can change."""
+"""An optimizer around another one, whose path no rescaling of hidden units can change."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -35,23 +35,23 @@ class ChannelScales(Watching):
     def __init__(self, model: nn.Module, graph: ChannelGraph, gauge: Gauge, skip: Skip) -> None:
         self.model, self.graph, self.gauge, self.steps = model, graph, gauge, 0
         self.settings = {"gauge": gauge, "skip": skip}
-        #: The optimizer's parameters: between a forward and its backward the modules of fully_shard hold others.
+        #: Kept, as between a forward and its backward the modules of fully_shard hold others.
         self.parameters = dict(model.named_parameters())
         skipped = {id(parameter) for module in named_in_skip(model, skip) for parameter in module.parameters()}
         self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
-        #: Where the parameters were when it was last looked which of them share memory; and why those are plain.
-        self._addresses, self._overlaps = list[Any](), dict[int, str]()
+        #: By id, why a parameter that shares memory takes the plain step; and the addresses by which that was found.
+        self._overlaps, self._addresses = dict[int, str](), list[Any]()
         self.measurements = 0
         self._log_scales = torch.zeros(graph.free, dtype=torch.float64, device="cpu")
         self._factors: dict[str, Factors] = {}
 
     def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        # Which parameters the optimizer holds is no matter; which of them share memory is.
+        # All of the model's parameters have scales, whichever the optimizer holds, but those that share memory.
         if (now := addresses(self.parameters.values())) != self._addresses:
             self._addresses, self._overlaps = now, overlaps(self.parameters)
 
     def stacks(self) -> list[Stack]:
-        # A stack for each parameter that has scales and a gradient, an old one of a frozen weight too.
+        # A stack for each parameter that has scales and a gradient, which one that was frozen later has too.
         if self.steps % self.gauge.every == 0 or not self._factors:
             self._measure()
         stacks = []
@@ -74,30 +74,30 @@ class ChannelScales(Watching):
         self.steps += 1
 
     def _measure(self) -> None:
-        # Scales of the last measurement are a start: one pass over the weights is enough from there.
+        # From the scales of the last measurement on one pass over the weights is enough.
         self._log_scales = network_scales(self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales)
         self.measurements += 1
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def coverage(self) -> Coverage:
-        how = self.gauge.treats(self.graph)
-        # Others took the place of those that were traced.
+        treatments = self.gauge.treatments(self.graph)
+        # Not those that took the place of a traced one.
         parameters = [(name, p) for name, p in self.model.named_parameters() if self.parameters.get(name) is p]
-        skipped = {name: why for name, p in parameters if (why := self._why_plain(name, p, how))}
-        return Coverage({name: how[name] for name, _ in parameters if name not in skipped}, skipped)
+        skipped = {name: why for name, p in parameters if (why := self._why_plain(name, p, treatments))}
+        return Coverage({name: treatments[name] for name, _ in parameters if name not in skipped}, skipped)
 
-    def _why_plain(self, name: str, parameter: nn.Parameter, how: Collection[str]) -> str:
+    def _why_plain(self, name: str, parameter: nn.Parameter, treatments: Collection[str]) -> str:
         if not parameter.requires_grad:
             return "frozen"
         if name in self.skipped:
             return IN_SKIP
         if why := self._overlaps.get(id(parameter)):
             return why
-        if name in how:
+        if name in treatments:
             return ""
         if name in self.graph.parameters:
             return f"pinned: {'; '.join(self.graph.parameters[name].why[:2])}"
-        return "not used by the traced call" if name in self.graph.outside else "not in the graph"
+        return "not used by the traced call" if name in self.graph.unused else "not in the graph"
 
     def metrics(self) -> dict[str, float]:
         if not (self.measurements or self._factors):
@@ -108,31 +108,26 @@ class ChannelScales(Watching):
         return metrics
 
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
-        # The scales in use, and the log-scales that the next ones are near.
+        # The scales in use, and the log-scales from which the next measurement starts, with that of the pinned channel.
         factors = self._factors or self.gauge.factors(self.graph, self.parameters, self._log_scales)
-        with_pinned = torch.cat([self._log_scales.new_zeros(1), self._log_scales])
+        log_scales = torch.cat([self._log_scales.new_zeros(1), self._log_scales])
         remembered: dict[Tensor, dict[str, Any]] = {}
         for name, (_, d, e) in factors.items():
-            plus, minus = (with_pinned[index] for index in self._ends(name))
+            plus, minus = (log_scales[side.to(log_scales.device)] for side in self.graph.parameters[name].sides)
             remembered[self.parameters[name]] = {"d": d, "e": e, "plus": plus, "minus": minus}
         return remembered
 
-    def _ends(self, name: str) -> list[Tensor]:
-        """Return the channels of a parameter's rows and columns."""
-        entry = self.graph.parameters[name]
-        return [index.to(self._log_scales.device) for index in (entry.plus, entry.minus)]
-
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        with_pinned = self._log_scales.new_zeros(self.graph.free + 1)
-        self._factors, self._log_scales = {}, with_pinned[1:]
+        log_scales = self._log_scales.new_zeros(self.graph.free + 1)
+        self._factors, self._log_scales = {}, log_scales[1:]
         for name, parameter in self.parameters.items():
-            entries = remembered.get(parameter, {})
-            if "d" not in entries:
+            saved = remembered.get(parameter, {})
+            if "d" not in saved:
                 continue
-            for index, end in zip(self._ends(name), ("plus", "minus"), strict=True):
-                with_pinned[index] = entries[end].to(with_pinned)
-            shape = self.graph.parameters[name].shape
-            self._factors[name] = Factors(shape, entries["d"].clone(), entries["e"].clone())
+            entry = self.graph.parameters[name]
+            for side, of_side in zip(entry.sides, ("plus", "minus"), strict=True):
+                log_scales[side.to(log_scales.device)] = saved[of_side].to(log_scales)
+            self._factors[name] = Factors(entry.shape, saved["d"].clone(), saved["e"].clone())
 
 
 class UnitConsistent(Mapped):
@@ -159,8 +154,7 @@ class UnitConsistent(Mapped):
         model: the model, also within DistributedDataParallel or torch.compile. Parameters that the trace did
             not meet, or that no scale touches, take the plain step.
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
-        example_input: an input of the model, to trace it: a tensor, or a tuple of positional or a dict of
-            keyword arguments. Not needed with a `graph`.
+        example_input: an input of the model, to trace it, as for `gauge.trace`. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already; needed of a sharded model, traced before it was sharded.
         skip: paths of modules and module types whose parameters take the plain step, as for `attach`. Their weights
             count towards the scales of the others all the same.

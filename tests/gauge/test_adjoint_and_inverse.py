@@ -13,8 +13,8 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("build", [MATRICES[name] for name in SOME], ids=SOME)
 def test_adjoint_is_the_transpose_between_inverse_scales(build):
     weight = build()
-    found = rz_scaling(weight)
-    wanted = weight.mH / found.column_scale[..., :, None] / found.row_scale[..., None, :]
+    scaling = rz_scaling(weight)
+    wanted = weight.mH / scaling.column_scale[..., :, None] / scaling.row_scale[..., None, :]
     assert largest_ratio(uc_adjoint(weight), wanted) <= RECONSTRUCTION
 
 
@@ -43,9 +43,9 @@ INVERSES = {
 each_inverse = pytest.mark.parametrize(("build", "invertible"), INVERSES.values(), ids=INVERSES)
 
 
-def distance(found: Tensor, wanted: Tensor, unit: Tensor) -> float:
-    """Greatest entry of found − wanted once both are rid of their units, relative to the greatest of wanted."""
-    return ((found - wanted) / unit).abs().max().item() / max((wanted / unit).abs().max().item(), 1e-300)
+def distance(inverse: Tensor, wanted: Tensor, unit: Tensor) -> float:
+    """Greatest entry of inverse − wanted once both are rid of their units, relative to the greatest of wanted."""
+    return ((inverse - wanted) / unit).abs().max().item() / max((wanted / unit).abs().max().item(), 1e-300)
 
 
 @each_inverse
@@ -53,13 +53,13 @@ def test_inverse_follows_a_change_of_units(build, invertible):
     weight = build()
     rows, columns = units(weight)
     rows, columns = rows * torch.randn_like(rows).sign(), columns * torch.randn_like(columns).sign()
-    found = uc_inverse(scaled(weight, rows, columns))
+    inverse = uc_inverse(scaled(weight, rows, columns))
     wanted = scaled(uc_inverse(weight), 1 / columns, 1 / rows)
     # Entries are compared in canonical units: a rounding of the inverse's greatest entry may be all of its least.
     base = rz_scaling(scaled(weight, rows, columns))
-    unit = scaled(torch.ones_like(found), 1 / base.column_scale, 1 / base.row_scale)
+    unit = scaled(torch.ones_like(inverse), 1 / base.column_scale, 1 / base.row_scale)
     # The pseudo-inverse magnifies the 1e-14 of the canonical form by at most the condition number of W', below 1e3.
-    assert distance(found, wanted, unit) <= 1e-11
+    assert distance(inverse, wanted, unit) <= 1e-11
     plain = distance(
         torch.linalg.pinv(scaled(weight, rows, columns), rtol=1e-13),
         scaled(torch.linalg.pinv(weight, rtol=1e-13), 1 / columns, 1 / rows),

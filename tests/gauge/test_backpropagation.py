@@ -52,16 +52,16 @@ def chain(groups=2):
 
 def signals(model, x, y):
     """What arrives at the output of every layer with weights."""
-    found = []
+    gradients = []
 
     def keep(module, inputs, output):
-        output.register_hook(lambda g: found.append(g.clone()))
+        output.register_hook(lambda g: gradients.append(g.clone()))
 
     handles = [m.register_forward_hook(keep) for m in model if hasattr(m, "weight")]
     F.cross_entropy(model(x), y).backward()
     for handle in handles:
         handle.remove()
-    return found[::-1]
+    return gradients[::-1]
 
 
 def test_signals_are_the_same_in_every_gauge():
@@ -81,10 +81,10 @@ def test_attached_composes_copies_and_comes_off():
     model, x, y = chain(), torch.randn(5, 3, 8, 8), torch.randint(3, (5,))
     plain = signals(copy.deepcopy(model), x, y)
     with uc_backpropagation(model) as handle:
-        found = signals(model, x, y)
-        assert relative_error(found[0], plain[0]) > 1e-2
+        changed = signals(model, x, y)
+        assert relative_error(changed[0], plain[0]) > 1e-2
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            for a, b in zip(signals(copied, x, y), found, strict=True):
+            for a, b in zip(signals(copied, x, y), changed, strict=True):
                 assert torch.equal(a, b)
         graph = gauge.trace(chain(), x)
         optimizer = UnitConsistent(torch.optim.Adam(model.parameters()), model, graph=graph)

@@ -71,7 +71,7 @@ def test_canonical_is_idempotent_and_undone(name):
     assert all(relative_error(p, weights[n]) <= SCALES for n, p in model.named_parameters())
 
 
-def usual(model, name):
+def expected_log_weight(model, name):
     """Mean of log|w| at PyTorch's initialisation, by what the parameter is."""
     owner, weight = model.get_submodule(name.rpartition(".")[0]), parameters(model)[name]
     if isinstance(owner, nn.Embedding):
@@ -82,14 +82,14 @@ def usual(model, name):
     return drawn.abs().log().mean().item()
 
 
-def test_usual_magnitudes_are_those_of_pytorch():
+def test_expected_magnitudes_are_those_of_pytorch():
     torch.manual_seed(0)
     for name in ("mlp", "convolutions", "block"):
         model = MODELS[name].model()
         graph = gauge.trace(model, MODELS[name].input())
         for name, entry in graph.parameters.items():
             if entry.counted:
-                assert entry.expected_log_weight == pytest.approx(usual(model, name), abs=0.02)
+                assert entry.expected_log_weight == pytest.approx(expected_log_weight(model, name), abs=0.02)
     # What it is for: a network of uneven widths is balanced nearly as it is drawn, and far from it by magnitude 1.
     model = nn.Sequential(nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
     graph = gauge.trace(model, torch.randn(1, 3072))
@@ -127,9 +127,9 @@ def test_zero_initialised_layers_leave_scales_to_the_others():
 def test_start_does_not_change_the_solution():
     model, x = MODELS["convolutions"].model(), MODELS["convolutions"].input()
     graph = gauge.trace(model, x)
-    found = scales_of(graph, model)
-    for start in (found, found + 1e-3 * torch.randn_like(found), gauge.random_gauge(graph, 10.0)):
-        assert (scales_of(graph, model, start=start) - found).abs().max() <= SCALES
+    solution = scales_of(graph, model)
+    for start in (solution, solution + 1e-3 * torch.randn_like(solution), gauge.random_gauge(graph, 10.0)):
+        assert (scales_of(graph, model, start=start) - solution).abs().max() <= SCALES
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, SCALES), (torch.float32, 1e-5)], ids=str)
@@ -140,10 +140,10 @@ def test_channels_that_zeros_cut_off_have_one_solution_from_any_start(dtype, tol
     model[0].weight.zero_(), model[6].weight.zero_()
     for middle in (model[2], model[4]):
         middle.weight.mul_((5 * torch.randn_like(middle.weight)).exp())
-    found = scales_of(graph, model)
+    solution = scales_of(graph, model)
     model = model.to(dtype)
-    for start in (found, (1 + 1e-8) * found, (1 + 1e-3) * found):
-        assert (scales_of(graph, model, start=start) - found).abs().max() <= tolerance
+    for start in (solution, (1 + 1e-8) * solution, (1 + 1e-3) * solution):
+        assert (scales_of(graph, model, start=start) - solution).abs().max() <= tolerance
 
 
 def layer(inputs: int, outputs: int) -> list[nn.Module]:

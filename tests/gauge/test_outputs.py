@@ -16,15 +16,15 @@ def relus() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "made",
+    "remake",
     [torch.fx.symbolic_trace, lambda model: torch.export.export(model, (torch.randn(2, 3),)).module()],
     ids=["fx", "exported"],
 )
-def test_traced_by_others_is_the_model(made):
+def test_traced_by_others_is_the_model(remake):
     model, x = relus(), torch.randn(2, 3)
-    wanted, found = gauge.trace(model, x), gauge.trace(made(model), x)
-    assert str(found) == str(wanted)
-    assert list(found.parameters) == list(wanted.parameters)
+    wanted, remade = gauge.trace(model, x), gauge.trace(remake(model), x)
+    assert str(remade) == str(wanted)
+    assert list(remade.parameters) == list(wanted.parameters)
 
 
 @pytest.mark.integration

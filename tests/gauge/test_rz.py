@@ -28,26 +28,26 @@ each_matrix = pytest.mark.parametrize("build", MATRICES.values(), ids=MATRICES)
 def test_product_is_the_weight_and_geometric_means_are_one_which_no_scaling_changes(build):
     """The positive scales by which they are have one canonical form alone."""
     weight = build()
-    found = rz_scaling(weight)
-    assert deviation_of_means(found.canonical) <= MEANS
-    assert found.canonical.shape == weight.shape
-    assert found.canonical.dtype == weight.dtype
-    assert (found.row_scale > 0).all()
-    assert (found.column_scale > 0).all()
-    assert largest_ratio(scaled(found.canonical, found.row_scale, found.column_scale), weight) <= RECONSTRUCTION
-    wrong = scaled(found.canonical, found.row_scale, found.column_scale * (1 + 1e-13))
+    scaling = rz_scaling(weight)
+    assert deviation_of_means(scaling.canonical) <= MEANS
+    assert scaling.canonical.shape == weight.shape
+    assert scaling.canonical.dtype == weight.dtype
+    assert (scaling.row_scale > 0).all()
+    assert (scaling.column_scale > 0).all()
+    assert largest_ratio(scaled(scaling.canonical, scaling.row_scale, scaling.column_scale), weight) <= RECONSTRUCTION
+    wrong = scaled(scaling.canonical, scaling.row_scale, scaling.column_scale * (1 + 1e-13))
     assert not weight.any() or largest_ratio(wrong, weight) > RECONSTRUCTION
     moved = rz_scaling(scaled(weight, *units(weight))).canonical
-    assert largest_ratio(moved, found.canonical) <= INVARIANCE
+    assert largest_ratio(moved, scaling.canonical) <= INVARIANCE
 
 
 @pytest.mark.parametrize("name", [*SOME, "all-zero"])
 def test_rows_and_columns_carry_half_of_every_component(name):
     """Of all c in (cD, E/c), the one by which both have the same product over the component's entries."""
     weight = MATRICES[name]()
-    found = rz_scaling(weight)
+    scaling = rz_scaling(weight)
     support = (weight != 0).double()
-    rows, columns = found.row_scale.log(), found.column_scale.log()
+    rows, columns = scaling.row_scale.log(), scaling.column_scale.log()
     # The component of every row by brute force: rows reached from it through columns.
     reach = (support @ support.mT).sign()
     for _ in range(6):
@@ -66,18 +66,18 @@ def test_large_weights_with_zeros_carry_half_in_rows_and_columns(seed):
     """Rounding has a part along (cD, E/c), which the equations do not see."""
     torch.manual_seed(seed)
     weight = (2 * torch.rand(512, 512) - 1) * (torch.rand(512, 512) < 0.9)
-    found, support = rz_scaling(weight), (weight != 0).double()
-    rows, columns = support.sum(1) @ found.row_scale.log(), support.sum(0) @ found.column_scale.log()
+    scaling, support = rz_scaling(weight), (weight != 0).double()
+    rows, columns = support.sum(1) @ scaling.row_scale.log(), support.sum(0) @ scaling.column_scale.log()
     assert (rows - columns).abs() <= MEANS * rows.abs()
 
 
 def test_rows_and_columns_of_zeros_keep_scale_one():
     weight = zero_lines()
-    found = rz_scaling(weight)
-    assert found.row_scale[2] == 1
-    assert (found.column_scale[[0, 4]] == 1).all()
+    scaling = rz_scaling(weight)
+    assert scaling.row_scale[2] == 1
+    assert (scaling.column_scale[[0, 4]] == 1).all()
     kept = rz_scaling(weight[[0, 1, 3, 4]][:, [1, 2, 3, 5]])  # as if they were not there
-    assert largest_ratio(found.row_scale[[0, 1, 3, 4]], kept.row_scale) <= INVARIANCE
+    assert largest_ratio(scaling.row_scale[[0, 1, 3, 4]], kept.row_scale) <= INVARIANCE
     assert (kept.row_scale != 1).all()
     zeros = rz_scaling(torch.zeros(2, 3))
     assert torch.equal(zeros.row_scale, torch.ones(2))
@@ -86,13 +86,13 @@ def test_rows_and_columns_of_zeros_keep_scale_one():
 
 def test_members_of_a_batch_are_told_apart():
     weight = MATRICES["batch-some-sparse"]()
-    found = rz_scaling(weight)
+    scaling = rz_scaling(weight)
     for index in range(len(weight)):
         alone = rz_scaling(weight[index])
-        for part, wanted in zip(found, alone, strict=True):
+        for part, wanted in zip(scaling, alone, strict=True):
             assert largest_ratio(part[index], wanted) <= RECONSTRUCTION
-    assert largest_ratio(found.row_scale[:1], found.row_scale[3:4]) > 1e-3
-    assert torch.equal(found.canonical[0], rz_scaling(weight[:1]).canonical[0])  # bit for bit without its neighbours
+    assert largest_ratio(scaling.row_scale[:1], scaling.row_scale[3:4]) > 1e-3
+    assert torch.equal(scaling.canonical[0], rz_scaling(weight[:1]).canonical[0])  # bit for bit without its neighbours
 
 
 # Convolutions
@@ -126,24 +126,25 @@ def test_kernels_scale_by_channel_and_group(build, holes):
                 result[o, i] *= rows[o] * columns[o // (out // groups) * inputs + i]
         return result
 
-    found = rz_scaling(weight, groups=groups, kernel_dims=kernel_dims)
-    assert found.row_scale.shape == (layer.out_channels,)
-    assert found.column_scale.shape == (layer.in_channels,)
-    assert largest_ratio(multiplied(found.canonical, found.row_scale, found.column_scale), weight) <= RECONSTRUCTION
-    blocks = found.canonical.unflatten(0, (groups, -1))
+    scaling = rz_scaling(weight, groups=groups, kernel_dims=kernel_dims)
+    assert scaling.row_scale.shape == (layer.out_channels,)
+    assert scaling.column_scale.shape == (layer.in_channels,)
+    product = multiplied(scaling.canonical, scaling.row_scale, scaling.column_scale)
+    assert largest_ratio(product, weight) <= RECONSTRUCTION
+    blocks = scaling.canonical.unflatten(0, (groups, -1))
     assert deviation_of_means(blocks, kernel_dims) <= MEANS
     rows, columns = torch.randn(layer.out_channels).exp(), torch.randn(layer.in_channels).exp()
     moved = rz_scaling(multiplied(weight, rows, columns), groups=groups, kernel_dims=kernel_dims)
-    assert largest_ratio(moved.canonical, found.canonical) <= INVARIANCE
+    assert largest_ratio(moved.canonical, scaling.canonical) <= INVARIANCE
     if groups > 1 and weight.shape[1] > 1:  # one matrix for all groups would be another answer
-        assert largest_ratio(rz_scaling(weight, kernel_dims=kernel_dims).canonical, found.canonical) > 1e-3
+        assert largest_ratio(rz_scaling(weight, kernel_dims=kernel_dims).canonical, scaling.canonical) > 1e-3
 
 
 def test_a_stack_of_kernels_is_a_batch():
     weight = sparse(3, 4, 2, 3, 3, density=0.8)
     weight[1] = torch.randn(4, 2, 3, 3)
-    found = rz_scaling(weight, groups=2, kernel_dims=2)
-    assert found.column_scale.shape == (3, 4)
+    scaling = rz_scaling(weight, groups=2, kernel_dims=2)
+    assert scaling.column_scale.shape == (3, 4)
     for index in range(3):
-        for part, wanted in zip(found, rz_scaling(weight[index], groups=2, kernel_dims=2), strict=True):
+        for part, wanted in zip(scaling, rz_scaling(weight[index], groups=2, kernel_dims=2), strict=True):
             assert largest_ratio(part[index], wanted) <= RECONSTRUCTION

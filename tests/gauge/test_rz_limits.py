@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("holes", [False, True])
 def test_lower_precision_rounds_the_float64_result(dtype, tolerance, holes):
     weight = (sparse(6, 5) if holes else torch.randn(6, 5)).to(dtype)
-    found = rz_scaling(weight)
+    scaling = rz_scaling(weight)
     wanted = rz_scaling(weight.to(torch.complex128 if dtype.is_complex else torch.float64))
-    for part, exact in zip(found, wanted, strict=True):
+    for part, exact in zip(scaling, wanted, strict=True):
         assert part.dtype == (dtype if exact is wanted.canonical else dtype.to_real())
         assert largest_ratio(part.to(exact.dtype), exact) <= tolerance
     assert uc_inverse(weight).dtype == dtype
@@ -33,10 +33,10 @@ def test_lower_precision_rounds_the_float64_result(dtype, tolerance, holes):
 def test_empty_dimensions():
     for shape in ((0, 3), (3, 0), (0, 0), (0, 2, 3), (2, 3, 0)):
         weight = torch.empty(shape)
-        found = rz_scaling(weight)
-        assert found.canonical.shape == shape
-        assert torch.equal(found.row_scale, torch.ones(shape[:-1]))
-        assert torch.equal(found.column_scale, torch.ones(*shape[:-2], shape[-1]))
+        scaling = rz_scaling(weight)
+        assert scaling.canonical.shape == shape
+        assert torch.equal(scaling.row_scale, torch.ones(shape[:-1]))
+        assert torch.equal(scaling.column_scale, torch.ones(*shape[:-2], shape[-1]))
         assert uc_inverse(weight).shape == weight.mT.shape
     assert rz_scaling(torch.empty(0, 3, 2, 2), groups=4, kernel_dims=2).column_scale.shape == (12,)
 
@@ -99,11 +99,11 @@ def test_wrong_weights_are_named(weight, options, message):
 @pytest.mark.parametrize("name", ["wide", "bidiagonal-60", "disconnected", "batch-some-sparse"])
 def test_cuda_gives_the_same(name):
     weight = MATRICES[name]()
-    found, wanted = rz_scaling(weight.cuda()), rz_scaling(weight)
-    assert all(part.is_cuda for part in found)
-    assert largest_ratio(found.canonical.cpu(), wanted.canonical) <= INVARIANCE
+    scaling, wanted = rz_scaling(weight.cuda()), rz_scaling(weight)
+    assert all(part.is_cuda for part in scaling)
+    assert largest_ratio(scaling.canonical.cpu(), wanted.canonical) <= INVARIANCE
     # Along a chain of entries the rounding of each adds up in the scales.
-    for part, exact in zip(found, wanted, strict=True):
+    for part, exact in zip(scaling, wanted, strict=True):
         assert largest_ratio(part.cpu(), exact) <= sum(weight.shape[-2:]) * INVARIANCE
     assert uc_inverse(weight.cuda()).is_cuda
 

@@ -86,6 +86,7 @@ PASS = {
     "written-over-ones": lambda x, m: x * torch.ones_like(m.slope).mul_(m.slope).sum(),
     "where": lambda x: torch.where(x > 0, x, 0.0),
     "where-of-two-numbers": lambda x: x * torch.where(x > 0, 1.0, 0.0),
+    "where-of-two-complex-numbers": lambda x: (x * torch.where(x > 0, 1j, 2 + 0j)).abs(),
     "masked-fill": lambda x: x.masked_fill(x < 0, 0.0),
     "gate-by-constant": lambda x: x * torch.linspace(-1, 1, 6),
     "instance-norm": lambda x: F.instance_norm(x, eps=0.0),
@@ -256,7 +257,7 @@ def test_arguments_may_be_several_or_named():
 def test_parameter_that_the_call_does_not_use_is_listed():
     model = mlp()
     model.register_parameter("spare", nn.Parameter(torch.ones(3)))
-    assert gauge.trace(model, torch.randn(3, 6)).outside == ("spare",)
+    assert gauge.trace(model, torch.randn(3, 6)).unused == ("spare",)
 
 
 class DependsOnValues(nn.Linear):
@@ -299,4 +300,4 @@ def test_tied_weights_stand_under_their_first_name():
     model["second"].weight = model["first"].weight
     graph = gauge.trace(model, torch.ones(2, 4))
     assert set(graph.parameters) == {"first.weight"}
-    assert not graph.outside
+    assert not graph.unused

@@ -118,8 +118,8 @@ def test_far_rescaled_hidden_units_of_float16_keep_finite_weights(rule, power):
         for p in net.parameters():
             p.grad = 1e-3 * torch.ones_like(p)
         optimizer.step()
-    for found, wanted in zip(model.parameters(), exact.parameters(), strict=True):
+    for half, wanted in zip(model.parameters(), exact.parameters(), strict=True):
         within = wanted.abs() < 6e4
         # A unit of rounding, of the weight or of float16's least numbers, for each of the step's three roundings.
         tolerance = 3 * torch.maximum(wanted.abs() * 2.0**-11, torch.tensor(2.0**-24).double())
-        assert bool(((found.double() - wanted).abs() <= tolerance)[within].all())
+        assert bool(((half.double() - wanted).abs() <= tolerance)[within].all())

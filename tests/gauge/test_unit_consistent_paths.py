@@ -74,25 +74,25 @@ def path_deviation(family: str, build, wrap, steps: int = 40) -> float:
 def test_equivalent_networks_follow_one_path(family, name, rule):
     # The layer gauge's weights are of magnitude 1, so that rates made for the network gauge would be too small to
     # move them; equivalence holds at any.
-    found = path_deviation(
+    largest_deviation = path_deviation(
         family,
         OPTIMIZERS[name],
         lambda inner, model, graph: UnitConsistent(inner, model, graph=graph, gauge=GAUGES[rule]),
     )
-    assert found <= EXACT
+    assert largest_deviation <= EXACT
 
 
 @pytest.mark.parametrize(("fan_in", "steps"), [(True, 2), pytest.param(False, 100, marks=pytest.mark.slow)])
 def test_equivalent_residual_networks_with_batchnorm_follow_one_path(fan_in, steps):
     """Of a hundred steps at fan_in=True, in which weights move by more of their size, training magnifies rounding."""
     rule = gauge.NetworkGauge(fan_in=fan_in)
-    found = path_deviation(
+    largest_deviation = path_deviation(
         "resnet10",
         OPTIMIZERS["sgd"],
         lambda inner, model, graph: UnitConsistent(inner, model, graph=graph, gauge=rule),
         steps,
     )
-    assert found <= EXACT
+    assert largest_deviation <= EXACT
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_composes_with_corrections(outside):
             optimizer.step()
         return [p.detach() for p in model.parameters()]
 
-    for found, wanted in zip(run(by_hand=False), run(by_hand=True), strict=True):
-        assert relative_error(found, wanted) <= 1e-12
+    for weight, wanted in zip(run(by_hand=False), run(by_hand=True), strict=True):
+        assert relative_error(weight, wanted) <= 1e-12
 
 
 def test_projection_after_every_step_keeps_the_function_and_balances_the_weights():

@@ -35,20 +35,20 @@ def test_coverage_says_how_every_parameter_is_treated_or_why_not():
     model = nn.ModuleDict({"used": mlp(), "unused": nn.Linear(3, 2)})
     model.forward = lambda x: model["used"](x)
     model["used"][0].bias.requires_grad_(False)
-    found = wrap(model).coverage()
-    assert found.treated == {
+    coverage = wrap(model).coverage()
+    assert coverage.treated == {
         "used.0.weight": "network gauge, 8 of 8 outputs free",
         "used.2.weight": "network gauge, 7 of 7 outputs and 8 of 8 inputs free",
         "used.2.bias": "network gauge, 7 of 7 outputs free",
         "used.4.weight": "network gauge, 7 of 7 inputs free",
     }
-    assert found.skipped == {
+    assert coverage.skipped == {
         "used.0.bias": "frozen",
         "used.4.bias": "pinned: output of the model",
         "unused.weight": "not used by the traced call",
         "unused.bias": "not used by the traced call",
     }
-    assert found.elements == {name: p.numel() for name, p in model.named_parameters()}
+    assert coverage.elements == {name: p.numel() for name, p in model.named_parameters()}
 
 
 def test_coverage_is_what_a_step_does():
@@ -103,9 +103,9 @@ def test_less_than_half_is_told_and_half_is_not():
 
 
 def test_layer_gauge_treats_weights_whose_scales_are_pinned():
-    found = wrap(mlp(nn.Tanh), gauge=gauge.LayerGauge()).coverage()
-    assert found.treated == dict.fromkeys(["0.weight", "2.weight", "4.weight"], "layer gauge")
-    assert found.skipped["0.bias"] == "pinned: tanh in 1"
+    coverage = wrap(mlp(nn.Tanh), gauge=gauge.LayerGauge()).coverage()
+    assert coverage.treated == dict.fromkeys(["0.weight", "2.weight", "4.weight"], "layer gauge")
+    assert coverage.skipped["0.bias"] == "pinned: tanh in 1"
 
 
 def measured(optimizer: UnitConsistent) -> dict[str, float]:
@@ -123,8 +123,8 @@ def test_metrics_are_the_range_of_the_scales_measured_last():
     for number in range(3):
         step(model, optimizer)
         if number == 0:
-            found = measured(optimizer)
-    assert found == pytest.approx(
+            metrics = measured(optimizer)
+    assert metrics == pytest.approx(
         {
             "UnitConsistent/measurements": 1,
             "UnitConsistent/free_scales": 15,
@@ -132,7 +132,7 @@ def test_metrics_are_the_range_of_the_scales_measured_last():
             "UnitConsistent/log_scale_max": float(scales.max()),
         }
     )
-    assert all(type(value) is float for value in found.values())
+    assert all(type(value) is float for value in metrics.values())
 
 
 def test_metrics_without_free_scales():
