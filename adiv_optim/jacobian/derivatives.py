@@ -35,8 +35,8 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
     Args:
         model: nn.Sequential, nested too, of nn.Linear and Tanh, Sigmoid, Identity, GELU, SiLU, Softplus, Mish, ELU,
-            CELU, SELU, ReLU, LeakyReLU, LogSigmoid, Softsign or Tanhshrink, without hooks or a forward set on one of
-            them; or any module or function that maps a point to a tensor and that torch.func can differentiate, such as
+            CELU, SELU, ReLU, LeakyReLU, LogSigmoid, Softsign or Tanhshrink, without forward hooks or a forward set on
+            one of them; or any module or function that maps a point to a tensor and that torch.func can differentiate, such as
             a network times a factor that is 0 on the boundary.
         x: the point, (d,). Map over several with torch.func.vmap.
 
@@ -144,7 +144,8 @@ def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return module(z.clone())  # an activation in place writes here
 
     # The Jacobian of an elementwise function is diagonal: along (1, 1, …) stand its numbers.
-    return activation(z), *_twice_along(activation, z, torch.ones_like(z))
+    with torch.enable_grad():  # else torch takes a backward of SiLU and Mish that has no forward rule
+        return activation(z), *_twice_along(activation, z, torch.ones_like(z))
 
 
 _ELEMENTWISE: dict[type, _Rule] = {

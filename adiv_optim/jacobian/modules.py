@@ -46,8 +46,8 @@ def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
 def call_with(module: nn.Module, tensors: Mapping[str, Tensor], arguments: tuple[Any, ...]) -> Any:
     """Call a module with some tensors in place of the parameters and buffers of these names, wherever they are shared.
 
-    A module at two paths gets its tensors once: torch's functional_call would treat it as two modules, and leave plain
-    tensors in it.
+    The arguments are copied, as the module may work in place. A module at two paths gets its tensors
+    once: torch's functional_call would treat it as two modules, and leave plain tensors in it.
     """
     first: dict[Tensor, str] = {}
     values = {}
@@ -57,7 +57,7 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], arguments: tuple
             shared = first.setdefault(tensor, name)
             if shared in tensors:
                 values[name] = tensors[shared]
-    return functional_call(module, values, arguments, tie_weights=False)
+    return functional_call(module, values, tuple(map(_copied, arguments)), tie_weights=False)
 
 
 def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:

@@ -62,8 +62,9 @@ class Terms:
     def evaluate(self, parameters: Parameters) -> Tensor:
         """Return the residuals at some parameters, (residuals,), each divided by the root of its term's count."""
         by_term = []
-        for residual, tensors in zip(self.residuals, self.samples, strict=True):
-            by_term.append(vmap(partial(_call, residual, parameters))(*tensors))
+        with torch.enable_grad():  # else torch takes a backward of SiLU and Mish that has no forward rule
+            for residual, tensors in zip(self.residuals, self.samples, strict=True):
+                by_term.append(vmap(partial(_call, residual, parameters))(*tensors))
         self.sizes = [values.shape[1] for values in by_term]
         return torch.cat([values.flatten() / values.numel() ** 0.5 for values in by_term])
 

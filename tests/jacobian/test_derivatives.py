@@ -61,6 +61,16 @@ def test_activations_in_place_are_as_others(kind):
         assert torch.allclose(part, other, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_they_are_the_same_where_gradients_are_off(name):
+    model, x = NETWORKS[name].double(), torch.randn(2)
+    wanted = derivatives(model, x)
+    with torch.no_grad():
+        for part, other in zip(derivatives(model, x), wanted, strict=True):
+            assert torch.allclose(part, other, atol=1e-14)
+            assert not part.requires_grad
+
+
 def test_a_function_around_a_network_is_differentiated():
     model = network(nn.Tanh())
     assert difference(lambda x: x.prod() * model(x), torch.randn(2)) < 1e-12
