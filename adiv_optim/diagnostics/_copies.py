@@ -12,7 +12,8 @@ from .. import _device
 from .._device import without_autocast
 from ..attach import detach
 from ..jacobian import GaussNewton
-from ..jacobian.modules import Pass, differentiate, same_randomness
+from ..jacobian.modules import same_randomness
+from ..jacobian.recording import Pass, differentiate
 from ..optim import OptimizerWrapper
 from ..optim.parameters import check_same_parameters
 from ..rows.layers import Corrected

@@ -13,7 +13,8 @@ from .._device import wide_dtype, widest
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
-from ..jacobian.modules import Call, Parts, as_rows, batched, jvp, pure
+from ..jacobian.modules import Parameters, as_rows, batched, jvp, pure
+from ..jacobian.recording import Call
 from ..rows.layers import Corrected, Layout, why_unknown_rows
 from ..rows.matrices import rows_of
 
@@ -62,8 +63,8 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     length = grad.norm(dim=-1)
     direction = grad / length.unsqueeze(-1)
 
-    def one_row(place: Tensor, direction: Tensor, *sample: Tensor) -> tuple[Parts, Tensor]:
-        def output(trained: Parts) -> Tensor:
+    def one_row(place: Tensor, direction: Tensor, *sample: Tensor) -> tuple[Parameters, Tensor]:
+        def output(trained: Parameters) -> Tensor:
             rows = as_rows(layer, run(trained, *(tensor.unsqueeze(0) for tensor in sample)))
             return rows.flatten(0, 1).gather(0, place.expand(1, features)).squeeze(0)
 

@@ -1,17 +1,14 @@
 """Derivatives by the input, against Hessians by torch.func and gradients by two reverse passes."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
 from adiv_optim.jacobian import derivatives, laplacian
+from adiv_optim.jacobian.input_derivatives import _ELEMENTWISE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
-#: The module itself: its name at the package is that of its function.
-MODULE = sys.modules["adiv_optim.jacobian.derivatives"]
 
 
 class Sine(nn.Module):
@@ -27,7 +24,7 @@ def network(activation, outputs=3):
 
 
 NETWORKS = {
-    **{kind.__name__: network(kind()) for kind in MODULE._ELEMENTWISE},
+    **{kind.__name__: network(kind()) for kind in _ELEMENTWISE},
     "unknown": network(Sine()),
     "linear": nn.Linear(2, 3),
 }
