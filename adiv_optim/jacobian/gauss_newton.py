@@ -26,7 +26,7 @@ MAX_HALVINGS = 30  # of a step length
 
 
 class _Candidate(NamedTuple):
-    """The parameters at some step length, and the loss there."""
+    """Parameters to step to, and the loss there; those of before have a step length of 0."""
 
     loss: Tensor
     alpha: float
@@ -54,19 +54,18 @@ class GaussNewton(Optimizer):
 
     It pays where a loss is cheap and ill-conditioned: nonlinear differential equations, with small networks.
 
-    Neither learning rate nor damping needs tuning. α is halved from 1 until the loss has fallen and stops falling. If
-    it fell by less than 0.5 %, the step is solved again with 10 times the damping, until that no longer helps. For the
-    next step the damping is divided by 10 after α ≥ ¼ and multiplied by 3 after α ≤ 1/16; what a step uses is at least
-    (64 ε)², with ε of the dtype. If the loss on new points is more than twice the loss before the last step, that step
-    overfitted its points: the damping is multiplied by 10 first. If no step lowers the loss by a millionth, weights and
-    damping stay unchanged.
+    There is no learning rate, so that schedulers of one raise a KeyError, and the damping needs no tuning. α is halved
+    from 1 until the loss has fallen and stops falling. If it fell by less than 0.5 %, the step is solved again with 10
+    times the damping, until that no longer helps. For the next step the damping is divided by 10 after α ≥ ¼ and
+    multiplied by 3 after α ≤ 1/16; what a step uses is at least (64 ε)², with ε of the dtype. If the loss on new points
+    is more than twice the loss before the last step, that step overfitted its points: the damping is multiplied by 10
+    first. If no step lowers the loss by a millionth, weights and damping stay unchanged. `zero_grad` and `backward` are
+    not needed.
 
     A step needs about :math:`b\,(nP + \max(3cP, 2nP + 2m^2))` bytes for n residuals and P parameters of b bytes each,
     with m the smaller of the two, where c is the residuals of the largest term, or of `chunk_size` of its samples. The
     activations that their backward pass needs come on top. A step that needs more than the machine has free is refused
     before J is computed.
-
-    There is no learning rate, so that schedulers of one raise a KeyError; `zero_grad` and `backward` are not needed.
 
     Args:
         network: any module that torch.func can differentiate; all its trainable parameters are stepped, frozen ones are
@@ -132,26 +131,27 @@ class GaussNewton(Optimizer):
         check_not_negative("GaussNewton.step", damping=group["damping"])
         self._check_network()
         parameters = _trained_together(self.network)
-        start = {name: parameter.detach() for name, parameter in parameters.items()}
+        before = {name: parameter.detach() for name, parameter in parameters.items()}
         evaluated = Terms(self.network, terms, "GaussNewton.step")
-        residuals = evaluated.evaluate(start)
+        residuals = evaluated.evaluate(before)
         loss = _loss(residuals)
         if not loss.isfinite():
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
-        jacobian = evaluated.jacobian(start, self.chunk_size)
+        jacobian = evaluated.jacobian(before, self.chunk_size)
         damping = max(group["damping"], (MIN_ROOT_EPS * torch.finfo(jacobian.dtype).eps) ** 2)
         if loss > OVERFITTED * group["last_loss"]:
             damping *= 10
+        start = _Candidate(loss, 0.0, before)
         best, damping, tries = _search_damping(evaluated, start, residuals, jacobian, min(damping, MAX_DAMPING))
-        if best is not None:
+        if best.alpha:
             for name, parameter in parameters.items():
                 parameter.copy_(best.parameters[name])
             group["damping"], group["last_loss"] = damping * _damping_factor(best.alpha), loss.item()
         self._metrics = {
             "loss_before": loss.item(),
-            "loss_after": (loss if best is None else best.loss).item(),
+            "loss_after": best.loss.item(),
             "damping": damping,
-            "alpha": 0.0 if best is None else best.alpha,
+            "alpha": best.alpha,
             "tries": float(tries),
         }
         return loss
@@ -215,49 +215,46 @@ def _loss(residuals: Tensor) -> Tensor:
 
 
 def _search_damping(
-    terms: Terms, start: Parameters, residuals: Tensor, jacobian: Tensor, damping: float
-) -> tuple[_Candidate | None, float, int]:
+    terms: Terms, start: _Candidate, residuals: Tensor, jacobian: Tensor, damping: float
+) -> tuple[_Candidate, float, int]:
     """Raise the damping until the loss falls enough; return the step to take, its damping, and how many were solved."""
-    loss, mean_diagonal = _loss(residuals), jacobian.square().sum().item() / len(residuals)
+    mean_diagonal = jacobian.square().sum().item() / len(residuals)
     if not math.isfinite(mean_diagonal):
         raise RuntimeError(
             "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
             "derivative, such as a root at 0."
         )
-    best: _Candidate | None = None
-    used, tries = damping, 0
-    while mean_diagonal > 0 and loss > 0 and damping <= MAX_DAMPING:
+    best, used, tries = start, damping, 0
+    while mean_diagonal > 0 and start.loss > 0 and damping <= MAX_DAMPING:
         tries += 1
         lowest = _search_length(terms, start, residuals, jacobian, damping * mean_diagonal)
-        if lowest is not None:
-            if best is not None and not lowest.loss < best.loss:
-                break  # the loss falls less than with less damping
+        if lowest.loss < best.loss:
             best, used = lowest, damping
-            if best.loss <= (1 - ENOUGH_FALL) * loss:
+            if best.loss <= (1 - ENOUGH_FALL) * start.loss:
                 break
+        elif best.alpha and lowest.alpha:
+            break  # the loss falls less than with less damping
         damping *= 10
-    is_taken = best is not None and best.loss <= (1 - LEAST_FALL) * loss
-    return best if is_taken else None, used, tries
+    return best if best.loss <= (1 - LEAST_FALL) * start.loss else start, used, tries
 
 
-def _search_length(
-    terms: Terms, start: Parameters, residuals: Tensor, jacobian: Tensor, ridge: float
-) -> _Candidate | None:
-    """Halve the step until the loss has fallen and rises again; return where it is lowest, None if it never falls."""
+def _search_length(terms: Terms, start: _Candidate, residuals: Tensor, jacobian: Tensor, ridge: float) -> _Candidate:
+    """Halve the step until the loss has fallen and rises again; return where it is lowest, or the start."""
     solve = solver(jacobian, ridge)
     step = solve(residuals)
-    bend = (terms.evaluate(_minus(start, TRIAL_LENGTH * step)) - residuals) / TRIAL_LENGTH + jacobian @ step
+    trial = _minus(start.parameters, TRIAL_LENGTH * step)
+    bend = (terms.evaluate(trial) - residuals) / TRIAL_LENGTH + jacobian @ step
     acceleration = solve(2 / TRIAL_LENGTH * bend)
     if not acceleration.isfinite().all():  # the trial move leads out of the domain; the step may not
         acceleration = torch.zeros_like(step)
-    lowest, lowest_loss = None, _loss(residuals)
+    lowest = start
     for halvings in range(MAX_HALVINGS):
         alpha = 0.5**halvings
-        parameters = _minus(start, alpha * step + alpha**2 / 2 * acceleration)
+        parameters = _minus(start.parameters, alpha * step + alpha**2 / 2 * acceleration)
         loss = _loss(terms.evaluate(parameters))
-        if loss < lowest_loss:
-            lowest, lowest_loss = _Candidate(loss, alpha, parameters), loss
-        elif lowest is not None:
+        if loss < lowest.loss:
+            lowest = _Candidate(loss, alpha, parameters)
+        elif lowest.alpha:
             break
     return lowest
 

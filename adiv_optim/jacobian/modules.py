@@ -21,15 +21,8 @@ DETACH_FIRST = "its backward is not its derivative. Call adiv_optim.detach(model
 #: Layers of torch.nn that keep the plain gradient unless they are named; `attach` leaves them alone too.
 #: Batch normalisers in training are refused even then: their samples have no Jacobian each.
 PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
-    _NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.PReLU,
-    nn.RNNBase,
-)
+    _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Embedding, nn.EmbeddingBag, nn.PReLU, nn.RNNBase,
+)  # fmt: skip
 
 
 def pure(module: nn.Module) -> tuple[Parameters, Callable[..., Any]]:

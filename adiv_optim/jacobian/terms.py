@@ -17,12 +17,14 @@ Term = tuple[Any, ...]
 
 
 class _Residual(nn.Module):
-    """A residual function and its network as one module, which `call_with` runs with other parameters."""
+    """The residual function of a term and its network as one module, which `call_with` runs with other parameters."""
 
-    def __init__(self, network: nn.Module, function: Callable[..., Tensor], caller: str) -> None:
+    def __init__(self, network: nn.Module, function: Callable[..., Tensor], tensors: list[Tensor], caller: str) -> None:
         super().__init__()
-        self.network, self.function, self.caller = network, function, caller
+        self.network, self.function, self.tensors, self.caller = network, function, tensors, caller
         self.dtype = next(parameter.dtype for parameter in network.parameters() if parameter.requires_grad)
+        self.count = len(tensors[0])
+        self.size = 0  # numbers in the residual of one sample; set by `Terms.evaluate`
 
     def forward(self, *sample: Tensor) -> Tensor:
         residual = self.function(self.network, *sample)
@@ -53,19 +55,17 @@ class Terms:
     def __init__(self, network: nn.Module, terms: Sequence[Term], caller: str) -> None:
         _check_terms(terms, caller)
         self.caller = caller
-        self.residuals = [_Residual(network, function, caller) for function, *_ in terms]
-        self.samples: list[tuple[Tensor, ...]] = [tuple(tensors) for _, *tensors in terms]
-        #: Numbers in one sample's residual, per term; set by `evaluate`.
-        self.sizes: list[int] = []
+        self.residuals = [_Residual(network, function, tensors, caller) for function, *tensors in terms]
 
     def evaluate(self, parameters: Parameters) -> Tensor:
         """Return the residuals at some parameters, (residuals,), each divided by the root of its term's count."""
         by_term = []
         with torch.enable_grad():  # else torch takes a backward of SiLU and Mish that has no forward rule
-            for residual, tensors in zip(self.residuals, self.samples, strict=True):
-                by_term.append(vmap(partial(_call, residual, parameters))(*tensors))
-        self.sizes = [values.shape[1] for values in by_term]
-        return torch.cat([values.flatten() / values.numel() ** 0.5 for values in by_term])
+            for residual in self.residuals:
+                values = vmap(partial(_call, residual, parameters))(*residual.tensors)
+                residual.size = values.shape[1]
+                by_term.append(values.flatten() / values.numel() ** 0.5)
+        return torch.cat(by_term)
 
     def jacobian(self, parameters: Parameters, chunk_size: int | None) -> Tensor:
         """Return J at some parameters, (residuals, θ), in their order, after `evaluate`; samples go chunk by chunk.
@@ -73,24 +73,23 @@ class Terms:
         Raises:
             MemoryError: J and its factors need more than is free.
         """
-        widths = [parameter.numel() for parameter in parameters.values()]
-        counts = [len(tensors[0]) for tensors in self.samples]
-        by_term = [count * size for count, size in zip(counts, self.sizes, strict=True)]
-        chunks = [min(chunk_size or count, count) for count in counts]
-        at_once = max(chunk * size for chunk, size in zip(chunks, self.sizes, strict=True))
-        like = next(iter(parameters.values()))
-        _check_memory(self.caller, sum(by_term), sum(widths), at_once, sum(counts), like)
-        jacobian, start = like.new_empty(sum(by_term), sum(widths)), 0
-        for term, (residual, tensors, size) in enumerate(zip(self.residuals, self.samples, self.sizes, strict=True)):
+        widths, like = [parameter.numel() for parameter in parameters.values()], next(iter(parameters.values()))
+        total = sum(residual.count * residual.size for residual in self.residuals)
+        at_once = max(min(chunk_size or each.count, each.count) * each.size for each in self.residuals)
+        points = sum(residual.count for residual in self.residuals)
+        _check_memory(self.caller, total, sum(widths), at_once, points, like)
+        jacobian, start = like.new_empty(total, sum(widths)), 0
+        for residual in self.residuals:
             # A residual of one number needs no vmap over its numbers, as jacrev has.
-            derivative: Any = jacrev(partial(_call, residual)) if size > 1 else grad(partial(_call_for_one, residual))
-            per_sample = vmap(derivative, in_dims=(None, *[0] * len(tensors)))
-            for chunk in zip(*(tensor.split(chunks[term]) for tensor in tensors), strict=True):
+            is_single = residual.size == 1
+            derivative: Any = grad(partial(_call_for_one, residual)) if is_single else jacrev(partial(_call, residual))
+            per_sample = vmap(derivative, in_dims=(None, *[0] * len(residual.tensors)))
+            for chunk in zip(*(tensor.split(chunk_size or residual.count) for tensor in residual.tensors), strict=True):
                 by_name = per_sample(parameters, *chunk)
-                rows = jacobian[start : start + len(chunk[0]) * size]
+                rows = jacobian[start : start + len(chunk[0]) * residual.size]
                 for columns, name in zip(rows.split(widths, dim=1), parameters, strict=True):
                     columns.copy_(by_name[name].reshape(columns.shape))
-                rows /= by_term[term] ** 0.5
+                rows /= (residual.count * residual.size) ** 0.5
                 start += len(rows)
         return jacobian
 
