@@ -99,9 +99,8 @@ def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, s
     by_row = not isinstance(layer, _ConvNd) and len(inputs) == 1 and inputs[0].dim() > 1
     if by_row and inputs[0].shape[:-1] == output.shape[:-1]:
         return widest(inputs[0]).square().sum(-1).flatten()[index]
-    return torch.stack(
-        [widest(tensor[sample]).flatten().view(len(sample), -1).square().sum(-1) for tensor in inputs]
-    ).sum(0)
+    by_input = [widest(tensor[sample]).reshape(len(sample), -1).square().sum(-1) for tensor in inputs]
+    return torch.stack(by_input).sum(0)
 
 
 def has_closed_form(layer: nn.Module) -> bool:

@@ -173,10 +173,7 @@ class GaussNewton(Optimizer):
             if why := why_mixed(module):
                 raise ValueError(f"{where}: {why}, so none has a Jacobian of its own; call .eval().")
             if module.training and isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-                raise ValueError(
-                    f"{where}: {type(module).__name__} drops inputs, so that no two evaluations are of one loss; call "
-                    ".eval()."
-                )
+                raise ValueError(f"{where}: {type(module).__name__} drops inputs anew each time; call .eval().")
 
     def metrics(self) -> dict[str, float]:
         """Return numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries.

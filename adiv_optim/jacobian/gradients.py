@@ -175,10 +175,7 @@ def _check_layers(chosen: Mapping[str, nn.Module]) -> None:
         below = {id(module) for module in layer.modules() if module is not layer}
         for other, module in chosen.items():
             if id(module) in below:
-                raise ValueError(
-                    f"layers names {other!r}, which is inside {path!r}: its gradient would count twice; name one of "
-                    "them."
-                )
+                raise ValueError(f"layers names {other!r}, which is inside {path!r}, and counts twice; name one.")
 
 
 def _call_gradients(

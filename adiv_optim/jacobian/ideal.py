@@ -72,7 +72,6 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     if not trained:
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    arguments = tuple(argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments)
     with same_randomness(module):
         output, pull_back = vjp(lambda trained: run(trained, *arguments), trained)[:2]  # without has_aux there are two
     if not isinstance(output, Tensor):

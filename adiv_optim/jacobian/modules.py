@@ -74,9 +74,7 @@ def generator_states(module: nn.Module) -> list[tuple[Any, tuple[torch.device, .
     devices = {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}
     generators: list[tuple[Any, tuple[torch.device, ...]]] = [(torch, ())]
     generators += [(torch.get_device_module(each), () if each.type == "mps" else (each,)) for each in devices]
-    return [
-        (owner, device, owner.get_rng_state(*device)) for owner, device in generators if hasattr(owner, "get_rng_state")
-    ]
+    return [(api, device, api.get_rng_state(*device)) for api, device in generators if hasattr(api, "get_rng_state")]
 
 
 @contextmanager
@@ -86,8 +84,8 @@ def same_randomness(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for owner, device, state in states:
-            owner.set_rng_state(state, *device)
+        for api, device, state in states:
+            api.set_rng_state(state, *device)
 
 
 def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:

@@ -90,12 +90,11 @@ class _Recorder:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        with ExitStack() as at_the_end:
+        with ExitStack() as cleanup:
             for path, layer in self.layers.items():
-                at_the_end.callback(self._set_trainable, path, True)
-                before = layer.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True)
-                at_the_end.callback(before.remove)
-                at_the_end.callback(layer.register_forward_hook(partial(self._leave, path)).remove)
+                cleanup.callback(self._set_trainable, path, True)
+                cleanup.callback(layer.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True).remove)
+                cleanup.callback(layer.register_forward_hook(partial(self._leave, path)).remove)
             yield
 
     def _set_trainable(self, path: str, mode: bool) -> None:
