@@ -11,16 +11,6 @@ from ._result import Divergence, LayerDivergence
 from .activations import GaussianMoments, gaussian_moments, hermite_coefficients
 
 __all__ = [
-    "Divergence",
-    "GaussianMoments",
-    "IsometryRecorder",
-    "LayerDivergence",
-    "divergence",
-    "gaussian_moments",
-    "hermite_coefficients",
-    "isometry",
-    "isometry_gap",
-    "isometry_strength",
-    "mean_field_bound",
-    "record",
-]
+    "Divergence", "GaussianMoments", "IsometryRecorder", "LayerDivergence", "divergence", "gaussian_moments",
+    "hermite_coefficients", "isometry", "isometry_gap", "isometry_strength", "mean_field_bound", "record",
+]  # fmt: skip

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from .. import _device
-from .._device import without_autocast
+from .._device import widest_dtype, without_autocast
 from ..attach import detach
 from ..jacobian import GaussNewton
-from ..jacobian.modules import Pass, differentiate, same_randomness
+from ..jacobian.modules import same_randomness
+from ..jacobian.recording import Pass, differentiate
 from ..optim import OptimizerWrapper
 from ..optim.parameters import check_same_parameters
 from ..rows.layers import Corrected
@@ -32,25 +32,25 @@ def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Opt
     if optimizer is None:
         return model_copy, None
     twin: Optimizer = copy.deepcopy(optimizer, memo)
-    _complete(optimizer, twin, memo)
+    _copy_attributes(optimizer, twin, memo)
     twin.zero_grad()  # else a memory of rows would count those of micro-batches that are under way
     return model_copy, twin
 
 
-def _complete(optimizer: Optimizer, twin: Optimizer, memo: dict[int, Any]) -> None:
+def _copy_attributes(optimizer: Optimizer, twin: Optimizer, memo: dict[int, Any]) -> None:
     # torch copies an optimizer without the attributes a subclass adds, which its step may read. A `step` set on the
-    # instance is a scheduler's wrapper around the original's own.
+    # instance is a scheduler's, and steps the original.
     for name, value in vars(optimizer).items():
         if name not in vars(twin) and name != "step":
             setattr(twin, name, copy.deepcopy(value, memo))
     if isinstance(optimizer, OptimizerWrapper) and isinstance(twin, OptimizerWrapper):
-        _complete(optimizer.inner, twin.inner, memo)
+        _copy_attributes(optimizer.inner, twin.inner, memo)
 
 
 def check_optimizer(optimizer: object, model: nn.Module) -> None:
     """Refuse an optimizer that takes no step on this model by itself."""
-    of_trainer = isinstance(getattr(optimizer, "optimizer", None), Optimizer)  # whose step may be none
-    if of_trainer or not isinstance(optimizer, Optimizer):
+    is_of_trainer = isinstance(getattr(optimizer, "optimizer", None), Optimizer)  # its step may skip the real one
+    if is_of_trainer or not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer is of type {type(optimizer).__name__}; pass the torch.optim.Optimizer that trains the model "
             "(optimizer.optimizer of Lightning's and Accelerate's), or None for the gradient step."
@@ -64,7 +64,7 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
 class Step(NamedTuple):
     """A step on the copies, and the forward and backward pass that gave its gradients."""
 
-    passed: Pass
+    recorded: Pass
     plain: dict[str, Tensor]  # parameter path → gradient of the loss itself, without corrections
     change: dict[str, Tensor]  # parameter path → Δθ
     rates: dict[str, float]  # path of a parameter that the optimizer holds → its learning rate
@@ -79,26 +79,34 @@ def take_step(
     layers: dict[str, nn.Module],
 ) -> Step:
     """Take the optimizer's step, or minus the gradient, on copies, and record the calls of layers."""
-    corrected = any(isinstance(module, Corrected) for module in model.modules())
-    bare = detach(copy.deepcopy(model)) if corrected else None  # before the pass changes buffers
+    is_corrected = any(isinstance(module, Corrected) for module in model.modules())
+    uncorrected = detach(copy.deepcopy(model)) if is_corrected else None  # before the pass changes buffers
     with same_randomness(model):
-        passed = differentiate(model, loss_fn, inputs, targets, layers)
+        recorded = differentiate(model, loss_fn, inputs, targets, layers)
     # Both passes draw the same random numbers, so that both gradients are those of the same loss.
-    plain = passed if bare is None else differentiate(bare, loss_fn, inputs, targets, {})
+    plain = recorded if uncorrected is None else differentiate(uncorrected, loss_fn, inputs, targets, {})
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in parameters.items():
-        parameter.grad = passed.gradients.get(name)
-    if optimizer is None:
-        change = {n: torch.zeros_like(p) if p.grad is None else -p.grad for n, p in parameters.items()}
-        return Step(passed, plain.gradients, change, dict.fromkeys(parameters, 1.0))
-    wide = {name: torch.promote_types(p.dtype, _device.widest_dtype(p.device)) for name, p in parameters.items()}
-    old = {name: p.detach().to(wide[name], copy=True) for name, p in parameters.items()}
-    rates = {id(p): float(group.get("lr", 1.0)) for group in optimizer.param_groups for p in group["params"]}
-    with without_autocast(next(model.parameters()).device.type):
+        parameter.grad = recorded.gradients.get(name)
+    if optimizer is not None:
+        return Step(recorded, plain.gradients, *_optimizer_step(optimizer, parameters))
+    change = {name: torch.zeros_like(p) if p.grad is None else -p.grad for name, p in parameters.items()}
+    return Step(recorded, plain.gradients, change, dict.fromkeys(parameters, 1.0))
+
+
+def _optimizer_step(
+    optimizer: Optimizer, parameters: dict[str, nn.Parameter]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Return Δθ of an optimizer's step and the learning rates, and put the parameters back."""
+    before = {
+        name: p.detach().to(torch.promote_types(p.dtype, widest_dtype(p.device)), copy=True)
+        for name, p in parameters.items()
+    }
+    by_id = {id(p): float(group.get("lr", 1.0)) for group in optimizer.param_groups for p in group["params"]}
+    rates = {name: by_id[id(p)] for name, p in parameters.items() if id(p) in by_id}
+    with without_autocast(next(iter(parameters.values())).device.type):
         optimizer.step()
-    change = {name: p.detach().to(wide[name]) - old[name] for name, p in parameters.items()}
+    change = {name: p.detach().to(before[name].dtype) - before[name] for name, p in parameters.items()}
     for name, parameter in parameters.items():  # rows are measured where the step begins
-        parameter.detach().copy_(old[name])
-    return Step(
-        passed, plain.gradients, change, {name: rates[id(p)] for name, p in parameters.items() if id(p) in rates}
-    )
+        parameter.detach().copy_(before[name])
+    return change, rates

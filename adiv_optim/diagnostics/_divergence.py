@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -65,15 +64,15 @@ def divergence(
     Args:
         model: in the mode it is to be measured in.
         loss_fn: called with the model's output and the targets; returns a scalar.
-        inputs: for the model: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        inputs: the model's: a tensor, a tuple of arguments, or a dict of keyword arguments.
         targets: handed to `loss_fn`.
         correction: measure as if it were attached (see `attach`). None measures the model as it is, corrections
             that are attached included.
-        optimizer: whose step to measure, in the state it is in, a group without 'lr' at rate 1; None is the gradient
-            step.
+        optimizer: the one whose step is measured, in its present state; None measures the gradient step. A group
+            without 'lr' has rate 1.
         layers: paths of the modules to measure. By default every module without submodules that owns a trainable
-            parameter, but for norms, embeddings and the like (`jacobian.PLAIN_BY_DEFAULT`). One without a closed form
-            must treat the samples of its inputs, their first dimension, separately, and is measured by
+            parameter, but for norms, embeddings and the like (`jacobian.PLAIN_BY_DEFAULT`). A layer without a
+            closed form must treat the samples of its inputs, their first dimension, separately, and is measured by
             differentiating once more for every row.
         max_rows: rows measured per call of a layer, evenly spaced, the same ones every time; a grouped convolution
             that is not parametrized has max_rows / groups in each group, at least one. The step itself is that of all
@@ -83,11 +82,11 @@ def divergence(
         A `Divergence`, whose numbers per row are float64 tensors of shape (measured rows,); print it.
 
     Raises:
-        TypeError: not a correction, `layers` is a string, or not an optimizer with a step to measure (LBFGS,
-            GaussNewton, or the optimizer of a trainer around it).
-        ValueError: a correction given and one attached, an optimizer of another model, `layers` that are not there or
-            have no rows, max_rows below 1, a model without a trainable parameter or that cannot be copied, a loss that
-            is no scalar or depends on no parameter.
+        TypeError: `correction` is no `Correction`, `layers` is a string, or `optimizer` has no step to measure: it is
+            no optimizer, LBFGS, GaussNewton, or a trainer's around another.
+        ValueError: a correction is given and one attached, the optimizer is another model's, `layers` are not there or
+            have no rows, max_rows is below 1, the model has no trainable parameter or cannot be copied, or the loss is
+            no scalar or depends on no parameter.
         RuntimeError: within torch.inference_mode.
 
     Example:
@@ -129,13 +128,13 @@ def divergence(
     with torch.no_grad(), same_randomness(model), without_autocast(next(model.parameters()).device.type):
         for path, layer in watched.items():
             trained = {local: names[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
-            result = _measure(path, layer, trained, step, max_rows, optimizer is not None)
-            if isinstance(result, LayerDivergence):
-                measured[path] = result
+            outcome = _measure(path, layer, trained, step, max_rows, optimizer is not None)
+            if isinstance(outcome, LayerDivergence):
+                measured[path] = outcome
             else:
-                left_out[path] = result
-        # By one rate for all, so that the sign is that of the whole step.
-        inner = sum(_inner(step.change[name], step.plain.get(name)) for name in step.rates)
+                left_out[path] = outcome
+        # Over one rate for all, so that the sign is that of the whole step.
+        rise = sum(_inner_product(step.change[name], step.plain.get(name)) for name in step.rates)
         rate = max(step.rates.values(), default=0.0)
 
     for path, why in left_out.items() if layers is not None else ():
@@ -144,18 +143,18 @@ def divergence(
     return Divergence(
         layers=measured,
         left_out=left_out,
-        loss=step.passed.loss.item(),
-        descent=-inner / rate if rate else math.nan,
-        optimizer=None if optimizer is None else _name(optimizer),
+        loss=step.recorded.loss.item(),
+        descent=-rise / rate if rate else math.nan,
+        optimizer=None if optimizer is None else _class_names(optimizer),
     )
 
 
-def _name(optimizer: Optimizer) -> str:
+def _class_names(optimizer: Optimizer) -> str:
     name = type(optimizer).__name__
-    return f"{name}({_name(optimizer.inner)})" if isinstance(optimizer, OptimizerWrapper) else name
+    return f"{name}({_class_names(optimizer.inner)})" if isinstance(optimizer, OptimizerWrapper) else name
 
 
-#: As in the first step of a warm-up; the next step has a rate.
+#: No error even for a layer that is named: the first step of a warm-up has this rate, and the next has another.
 _ZERO_RATE = "its learning rate is 0"
 
 
@@ -163,9 +162,9 @@ def _measure(
     path: str, layer: nn.Module, names: dict[str, str], step: Step, max_rows: int, by_optimizer: bool
 ) -> LayerDivergence | str:
     """Measure the rows of a layer's calls, or return why not; `names` has the paths of its trained parameters."""
-    if path in step.passed.refused:
-        return step.passed.refused[path]
-    calls = [call for call in step.passed.calls.get(path, []) if call.grad_output.numel()]
+    if path in step.recorded.refused:
+        return step.recorded.refused[path]
+    calls = [call for call in step.recorded.calls.get(path, []) if call.grad_output.numel()]
     if not calls:
         return "it was not called with any rows, or the loss does not depend on it"
     if any(each.is_complex() for call in calls for each in (*layer.parameters(), *call.inputs, call.grad_output)):
@@ -173,26 +172,29 @@ def _measure(
     rates = [step.rates[name] for name in names.values() if name in step.rates]
     if not rates:
         return "the optimizer holds none of its parameters"
-    if not (rate := max(rates)):
+    rate = max(rates)
+    if not rate:
         return _ZERO_RATE
     change = {local: widest(step.change[name]) / rate for local, name in names.items()}
+    measure_rows = closed_rows if has_closed_form(layer) else general_rows
+    parts, total_rows = [], 0
     try:
-        rows_of = closed_rows if has_closed_form(layer) else general_rows
-        measured = [rows_of(layer, call, change, max_rows) for call in calls]
+        for call in calls:
+            part, count = measure_rows(layer, call, change, max_rows)
+            parts.append(part._replace(row_index=part.row_index + total_rows))
+            total_rows += count
     except (RuntimeError, IndexError, ValueError) as error:
         if has_closed_form(layer) or isinstance(error, torch.OutOfMemoryError):
             raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return f"its rows cannot be differentiated one by one: {first}"
-    starts = accumulate((count for _, count in measured), initial=0)
-    parts = [rows._replace(numbers=rows.numbers + start) for (rows, _), start in zip(measured, starts, strict=False)]
-    joined = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
+    rows = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
     return LayerDivergence(
         kind=plain_type(layer).__name__,
         correction=repr(layer._correction) if isinstance(layer, Corrected) else None,
-        total_rows=sum(count for _, count in measured),
-        descent=-sum(_inner(change[local], step.plain.get(name)) for local, name in names.items()),
-        **summarise(joined, list(change), by_optimizer),
+        total_rows=total_rows,
+        descent=-sum(_inner_product(change[local], step.plain.get(name)) for local, name in names.items()),
+        **summarise(rows, list(change), by_optimizer),
     )
 
 
@@ -210,7 +212,7 @@ def _why_unmeasured(module: nn.Module) -> str | None:
     return None
 
 
-def _inner(left: Tensor, right: Tensor | None) -> float:
+def _inner_product(left: Tensor, right: Tensor | None) -> float:
     if right is None:
         return 0.0
     if left.is_complex():

@@ -8,8 +8,8 @@ from torch import Tensor
 from .._device import at_least_float32
 from .activations import Activation, gaussian_moments
 
-#: Rounding leaves of a duplicate, once its first copy is projected out, at most so many ε of its squared length; as
-#: measured on x @ x.mT.
+#: A duplicate whose first copy is projected out keeps, by rounding, at most so many ε of its squared length; measured
+#: on x @ x.mT.
 DUPLICATE_EPS = 16
 
 
@@ -64,7 +64,7 @@ def isometry_gap(gram: Tensor) -> Tensor:
         >>> isometry_gap(x @ x.mT), isometry_gap(x[:2] @ x[:2].mT)
         (tensor(inf), tensor(0.4055))
     """
-    gram = _checked(gram)
+    gram = _checked_gram(gram)
     finite = gram.isfinite().all(-1).all(-1)
     singular = finite & _is_singular(gram.detach())
     # Singular matrices leave before the factor that is differentiated: its backward would turn them into NaN.
@@ -76,7 +76,7 @@ def isometry_gap(gram: Tensor) -> Tensor:
     return torch.where(singular, torch.inf, torch.where(finite, gap, torch.nan))
 
 
-def _checked(gram: Tensor) -> Tensor:
+def _checked_gram(gram: Tensor) -> Tensor:
     if gram.dim() < 2 or gram.shape[-1] != gram.shape[-2]:
         raise ValueError(f"gram has shape {tuple(gram.shape)}; it must be (..., n, n), as of x @ x.mT.")
     return at_least_float32(gram)
@@ -156,7 +156,7 @@ def mean_field_bound(gram: Tensor, strength: float, depths: int | Sequence[int] 
     """
     if not 1 <= strength <= 2:
         raise ValueError(f"strength is {strength}; it must lie in [1, 2], as isometry_strength gives it.")
-    gram = _checked(gram)
+    gram = _checked_gram(gram)
     length = gram.diagonal(dim1=-2, dim2=-1).sqrt()
     correlation = gram / (length.unsqueeze(-1) * length.unsqueeze(-2))
     largest = correlation.tril(-1).abs().flatten(-2).amax(-1)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._checks import check_count
+from .._checks import check_count, describe
 from .._device import widest
 from ..jacobian.modules import choose_layers
 from ..rows.models import layers_of
@@ -64,8 +64,9 @@ class IsometryRecorder:
         The names are "isometry/path/samples", "isometry/path/isometry" and "isometry/path/gap". Of a layer that ran
         several times the last call counts.
         """
-        calls, names = self.history[-1]["layers"] if self.history else [], ("samples", "isometry", "gap")
-        return {f"isometry/{call['path']}/{name}": float(call[name]) for call in calls for name in names}
+        calls = self.history[-1]["layers"] if self.history else []
+        numbers = ("samples", "isometry", "gap")
+        return {f"isometry/{call['path']}/{name}": float(call[name]) for call in calls for name in numbers}
 
     def __enter__(self) -> "IsometryRecorder":
         return self
@@ -75,10 +76,10 @@ class IsometryRecorder:
 
     @torch.compiler.disable
     def _enter(self, model: nn.Module, args: Any) -> None:
-        number, self.passes = self.passes, self.passes + 1
-        self._measuring = number % self.every == 0
+        self._measuring = self.passes % self.every == 0
         if self._measuring:
-            self.history.append({"step": number, "training": model.training, "layers": []})
+            self.history.append({"step": self.passes, "training": model.training, "layers": []})
+        self.passes += 1
 
     @torch.compiler.disable
     def _leave(self, model: nn.Module, args: Any, output: Any) -> None:
@@ -91,7 +92,9 @@ class IsometryRecorder:
             return
         rows = self.rows(output) if _has_rows(output) else output
         if not _has_rows(rows):
-            self.left_out[path] = f"its samples are {_kind(rows)}; wanted are floating-point numbers (..., n, features)"
+            # Nested as torch's TransformerEncoder makes them of padded sequences in evaluation.
+            kind = "a nested tensor" if isinstance(rows, Tensor) and rows.is_nested else describe(rows)
+            self.left_out[path] = f"its samples are {kind}; wanted are floating-point numbers (..., n, features)"
             return
         rows = widest(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
         gap = isometry_gap(rows @ rows.mT)
@@ -109,13 +112,6 @@ class IsometryRecorder:
 def _has_rows(output: Any) -> bool:
     is_dense = isinstance(output, Tensor) and not output.is_nested
     return is_dense and output.is_floating_point() and output.dim() >= 2
-
-
-def _kind(output: Any) -> str:
-    if not isinstance(output, Tensor):
-        return f"a {type(output).__name__}"
-    # Nested as torch's TransformerEncoder makes them of padded sequences in evaluation.
-    return "a nested tensor" if output.is_nested else f"a {output.dtype} tensor of shape {tuple(output.shape)}"
 
 
 def record(

@@ -11,6 +11,8 @@ from ._rows import MeasuredRows
 
 
 class _Descent:
+    """What the results of a layer and of a model have in common."""
+
     descent: float
 
     @property
@@ -33,7 +35,7 @@ class LayerDivergence(_Descent):
             convolution has the patches of its first group, then those of the second.
         cosine: between the effective update and −g.
         projection: ⟨Δz, −g⟩ / (η|g|²), the total gain over all rows; 1 is the ideal step.
-        gain: the own gain γ: the gain by the row's own part of the gradient.
+        gain: the own gain γ, by the row's own part of the gradient.
         interference: the others' share of the movement, |Δz/η − o| / (|o| + |Δz/η − o|) with the row's own part o; with
             an optimizer the share that is not along g, |Δz⊥| / (|Δz∥| + |Δz⊥|).
         squared_norm: |x|² of the row's input; for a layer whose rows have no input each, of the sample.
@@ -165,18 +167,19 @@ def summarise(rows: MeasuredRows, parameters: list[str], by_optimizer: bool) -> 
     """Turn movements into cosines, gains and shares, on the CPU."""
     length = rows.grad.norm(dim=-1)
     direction = rows.grad / length.unsqueeze(-1)
-    along = -(rows.moved * direction).sum(-1)
+    along = -(rows.movement * direction).sum(-1)
     if by_optimizer:  # of an optimizer's step no part belongs to one row: only its direction can be split
-        wanted, rest = along.abs(), (rows.moved + along.unsqueeze(-1) * direction).norm(dim=-1)
+        own_part, others = along.abs(), (rows.movement + along.unsqueeze(-1) * direction).norm(dim=-1)
     else:
-        wanted, rest = rows.by_itself.norm(dim=-1), (rows.moved - rows.by_itself).norm(dim=-1)
-    shares = rows.gains / (gain := rows.gains.sum(-1)).unsqueeze(-1)
+        own_part, others = rows.own_movement.norm(dim=-1), (rows.movement - rows.own_movement).norm(dim=-1)
+    gain = rows.own_gains.sum(-1)
+    shares = rows.own_gains / gain.unsqueeze(-1)
     return {
-        "index": rows.numbers.cpu(),
-        "cosine": (along / rows.moved.norm(dim=-1)).cpu(),
+        "index": rows.row_index.cpu(),
+        "cosine": (along / rows.movement.norm(dim=-1)).cpu(),
         "projection": (along / length).cpu(),
         "gain": gain.cpu(),
-        "interference": (rest / (wanted + rest)).cpu(),
+        "interference": (others / (own_part + others)).cpu(),
         "squared_norm": rows.squared_norm.cpu(),
         "responsibility": dict(zip(parameters, shares.cpu().unbind(-1), strict=True)),
     }

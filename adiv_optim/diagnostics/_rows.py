@@ -13,24 +13,25 @@ from .._device import wide_dtype, widest
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
-from ..jacobian.modules import Call, Parts, as_rows, batched, jvp, pure
+from ..jacobian.modules import Parameters, as_rows, batched, jvp, pure
+from ..jacobian.recording import Call
 from ..rows.layers import Corrected, Layout, why_unknown_rows
 from ..rows.matrices import rows_of
 
-#: Contributions of single rows to a layer's gradient are in memory a few at a time: at most so many numbers.
+#: The contributions of single rows to a layer's gradient that are in memory at once hold at most so many numbers.
 CONTRIBUTION_NUMBERS = 2**22
-#: A rule gives the contributions of a few rows at a time: output gradients of at most so many numbers.
+#: The output gradients by which a rule is asked for contributions at once hold at most so many numbers.
 UNIT_NUMBERS = 2**22
 
 
 class MeasuredRows(NamedTuple):
     """Some rows of a layer, one along the first dimension of every tensor; movements are per unit of learning rate."""
 
-    numbers: Tensor  # of the rows
+    row_index: Tensor  # which of all rows it is
     grad: Tensor  # g
-    moved: Tensor  # J Δθ / η for the step as a whole
-    by_itself: Tensor  # the movement by the row's own contribution to the gradient
-    gains: Tensor  # the parts of the own gain, one column for each parameter of the step
+    movement: Tensor  # J Δθ / η for the step as a whole
+    own_movement: Tensor  # the movement by the row's own contribution to the gradient
+    own_gains: Tensor  # the parts of the own gain, one column for each parameter of the step
     squared_norm: Tensor  # |x|²
 
 
@@ -43,8 +44,8 @@ def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
 def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
     r"""Measure some rows of a layer without a closed form, and count all; its gradient is plain.
 
-    .. math:: \mathrm{itself}_k = -J_k J_k^\top g_k, \qquad \gamma_k = |J_k^\top g_k|^2 / |g_k|^2, \qquad
-              \mathrm{moved}_k = J_k \Delta\theta / \eta
+    .. math:: o_k = -J_k J_k^\top g_k, \qquad \gamma_k = |J_k^\top g_k|^2 / |g_k|^2, \qquad
+              \Delta z_k / \eta = J_k \Delta\theta / \eta
 
     with two passes forward and two backward per measured row under vmap. The layer treats the samples of its inputs,
     their first dimension, separately; `step` holds Δθ/η by parameter.
@@ -55,16 +56,19 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     groups, count, features = rows.shape
     per_sample = count // len(grad_output)
     index = evenly(groups * count, max_rows, rows.device)
-    # Rows of a group follow each other sample by sample, and groups follow each other; so do the rows of a sample.
-    sample = index % count // per_sample
-    place = index // count * per_sample + index % per_sample
+    # Groups follow each other, in a group the samples, and in a sample the positions.
+    group, row = index // count, index % count
+    sample, position = row // per_sample, row % per_sample
+    place = group * per_sample + position  # among the rows of its sample
     grad = widest(rows.flatten(0, 1)[index])  # |g|² of a small gradient would underflow
     length = grad.norm(dim=-1)
     direction = grad / length.unsqueeze(-1)
 
-    def one_row(place: Tensor, direction: Tensor, *sample: Tensor) -> tuple[Parts, Tensor]:
-        def output(trained: Parts) -> Tensor:
-            rows = as_rows(layer, run(trained, *(tensor.unsqueeze(0) for tensor in sample)))
+    def own_part(place: Tensor, direction: Tensor, *inputs: Tensor) -> tuple[Parameters, Tensor]:
+        """Return |Jᵀu|² by parameter, and JJᵀu, for a direction u of one row."""
+
+        def output(trained: Parameters) -> Tensor:
+            rows = as_rows(layer, run(trained, *(tensor.unsqueeze(0) for tensor in inputs)))
             return rows.flatten(0, 1).gather(0, place.expand(1, features)).squeeze(0)
 
         value, pull_back = vjp(output, trained)[:2]
@@ -73,18 +77,18 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
         return gains, jvp(output, trained, contribution)
 
     at_once = max(1, CONTRIBUTION_NUMBERS // sum(p.numel() for p in trained.values()))
-    per_row = vmap(one_row, randomness="different", chunk_size=at_once)
-    gains, by_itself = per_row(place, direction, *(tensor[sample] for tensor in inputs))
-    present, back = sample.unique(return_inverse=True)
-    part = tuple(tensor[present] for tensor in inputs)
+    per_row = vmap(own_part, randomness="different", chunk_size=at_once)
+    gains, own_movement = per_row(place, direction, *(tensor[sample] for tensor in inputs))
+    measured_samples, number = sample.unique(return_inverse=True)
+    their_inputs = tuple(tensor[measured_samples] for tensor in inputs)
     tangent = {name: step[name].to(p.dtype) for name, p in trained.items()}
-    moved = jvp(lambda trained: as_rows(layer, run(trained, *part)), trained, tangent)
+    movement = jvp(lambda trained: as_rows(layer, run(trained, *their_inputs)), trained, tangent)
     measured = MeasuredRows(
-        numbers=index,
+        row_index=index,
         grad=grad,
-        moved=widest(moved[index // count, back * per_sample + index % per_sample]),
-        by_itself=-length.unsqueeze(-1) * widest(by_itself),
-        gains=widest(torch.stack([gains[name] for name in step], -1)),
+        movement=widest(movement[group, number * per_sample + position]),
+        own_movement=-length.unsqueeze(-1) * widest(own_movement),
+        own_gains=widest(torch.stack([gains[name] for name in step], -1)),
         squared_norm=_input_norms(layer, inputs, grad_output, sample, index),
     )
     return measured, groups * count
@@ -95,9 +99,8 @@ def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, s
     by_row = not isinstance(layer, _ConvNd) and len(inputs) == 1 and inputs[0].dim() > 1
     if by_row and inputs[0].shape[:-1] == output.shape[:-1]:
         return widest(inputs[0]).square().sum(-1).flatten()[index]
-    return torch.stack(
-        [widest(tensor[sample]).flatten().view(len(sample), -1).square().sum(-1) for tensor in inputs]
-    ).sum(0)
+    by_input = [widest(tensor[sample]).reshape(len(sample), -1).square().sum(-1) for tensor in inputs]
+    return torch.stack(by_input).sum(0)
 
 
 def has_closed_form(layer: nn.Module) -> bool:
@@ -121,23 +124,23 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     measured = rows.at(index)
     x, grad = widest(measured.rows), widest(measured.grad_rows)
     contributions = _contributions(layer._correction if isinstance(layer, Corrected) else None, rows, measured, index)
-    gains, moved = {}, torch.zeros_like(grad)
+    gains, movement = {}, torch.zeros_like(grad)
     if "weight" in step:
         gains["weight"] = (widest(contributions["weight"]) * x).sum(-1)
-        moved += x @ layout.to_matrices(step["weight"]).to(x.dtype).mT
+        movement += x @ layout.to_matrices(step["weight"]).to(x.dtype).mT
     if "bias" in step:
         gains["bias"] = widest(contributions["bias"]).view(grad.shape[:-1])
-        moved += layout.to_matrices(step["bias"]).to(x.dtype).mT
-    parts = torch.stack([gains[name] for name in step], -1)
-    rows_and_groups = MeasuredRows(
-        numbers=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),
+        movement += layout.to_matrices(step["bias"]).to(x.dtype).mT
+    own_gains = torch.stack([gains[name] for name in step], -1)
+    by_group = MeasuredRows(
+        row_index=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),
         grad=grad,
-        moved=moved,
-        by_itself=-parts.sum(-1, keepdim=True) * grad,
-        gains=parts,
+        movement=movement,
+        own_movement=-own_gains.sum(-1, keepdim=True) * grad,
+        own_gains=own_gains,
         squared_norm=x.square().sum(-1),
     )
-    return MeasuredRows(*(tensor.flatten(0, 1) for tensor in rows_and_groups)), rows.count * groups
+    return MeasuredRows(*(tensor.flatten(0, 1) for tensor in by_group)), rows.count * groups
 
 
 def _contributions(
@@ -149,9 +152,9 @@ def _contributions(
         return _by_unit_gradients(correction, rows, x, index)
     scales = measured.with_ones(x.new_ones(x.shape[:-1]))
     if correction is not None:
+        of_all_rows = correction.scales(rows.factors())
         # (1, rows) or (N, groups, *positions) → (groups, rows)
-        of_all = correction.scales(rows.factors())
-        scales = {name: scale.movedim(1, 0).reshape(len(x), -1)[:, index] for name, scale in of_all.items()}
+        scales = {name: scale.movedim(1, 0).reshape(len(x), -1)[:, index] for name, scale in of_all_rows.items()}
     return {name: scale.unsqueeze(-1) * x if name == "weight" else scale for name, scale in scales.items()}
 
 

@@ -13,9 +13,9 @@ Activation = Callable[[Tensor], Tensor]
 
 #: Beyond this the normal density is below the least normal number of float64.
 EDGE = 38
-#: Largest relative error of a moment by one panel, above which it is halved, and by all.
-PER_PANEL, IN_ALL = 1e-14, 1e-7
-MOST_PANELS, MOST_HALVINGS = 2**14, 60
+#: The largest relative error of a moment that one panel may leave unhalved, and that all may together.
+PANEL_ERROR, TOTAL_ERROR = 1e-14, 1e-7
+MAX_PANELS, MAX_HALVINGS = 2**14, 60
 
 #: The Gauss–Legendre rule of 20 nodes on [-1, 1]: the positive ones, and their weights.
 _POSITIVE = (
@@ -140,7 +140,7 @@ class Sampled(NamedTuple):
 def sample(activation: Activation, degree: int = 1) -> Sampled:
     """Evaluate an activation on nodes that integrate its square, its mean and its Hermite coefficient of one degree.
 
-    There is a panel of 20 Gauss-Legendre nodes between any two neighbouring whole numbers at first. Halves replace a
+    At first there is a panel of 20 Gauss-Legendre nodes between any two neighbouring whole numbers. Halves replace a
     panel as long as that changes one of the three integrals, which closes in on kinks, jumps and steep places wherever
     they are. The errors are those of `gaussian_moments`.
     """
@@ -153,27 +153,27 @@ def sample(activation: Activation, degree: int = 1) -> Sampled:
     edges = torch.stack([cuts[:-1], cuts[1:]], 1)
     _check_elementwise(activation, edges.flatten(), name)
 
-    coarse = _on(activation, edges, name)
-    second, _, _ = _integrals(coarse, degree)
-    if second[[0, -1]].max() > PER_PANEL * second.sum():
+    coarse = _evaluate(activation, edges, name)
+    squares, _, _ = _integrals(coarse, degree)
+    if squares[[0, -1]].max() > PANEL_ERROR * squares.sum():
         raise ValueError(f"{name} has no finite variance under a standard normal: it must grow slower than exp(z²/4).")
-    size = second.sum().clamp(min=torch.finfo(second.dtype).tiny)
+    size = squares.sum().clamp(min=torch.finfo(squares.dtype).tiny)
     sizes = torch.stack([size, size.sqrt(), size.sqrt()]).unsqueeze(1)
     accepted, missed = [], 0.0
-    for halvings in range(1, MOST_HALVINGS + 1):
+    for halvings in range(1, MAX_HALVINGS + 1):
         middle = edges.mean(1, keepdim=True)
         edges = torch.cat([edges[:, :1], middle, middle, edges[:, 1:]], 1).view(-1, 2)
-        fine = _on(activation, edges, name)
+        fine = _evaluate(activation, edges, name)
         change = (_integrals(fine, degree).unflatten(1, (-1, 2)).sum(2) - _integrals(coarse, degree)).abs()
         change = (change / sizes).amax(0)
-        unsettled = (change > PER_PANEL) & (halvings < MOST_HALVINGS) & (len(change) < MOST_PANELS)
+        unsettled = (change > PANEL_ERROR) & (halvings < MAX_HALVINGS) & (len(change) < MAX_PANELS)
         missed += change[~unsettled].sum().item()
-        both = unsettled.repeat_interleave(2)
-        accepted.append([part[~both].flatten() for part in fine])
+        halves = unsettled.repeat_interleave(2)
+        accepted.append([part[~halves].flatten() for part in fine])
         if not unsettled.any():
             break
-        edges, coarse = edges[both], Sampled(*(part[both] for part in fine))
-    if not missed <= IN_ALL:  # NaN included
+        edges, coarse = edges[halves], Sampled(*(part[halves] for part in fine))
+    if not missed <= TOTAL_ERROR:  # NaN included
         raise ValueError(
             f"the moments of {name} under a standard normal do not settle: its variance is infinite, or it is rougher "
             "than can be integrated; pass a function without infinitely many jumps."
@@ -181,7 +181,7 @@ def sample(activation: Activation, degree: int = 1) -> Sampled:
     return Sampled(*map(torch.cat, zip(*accepted, strict=True)))
 
 
-def _on(activation: Activation, edges: Tensor, name: str) -> Sampled:
+def _evaluate(activation: Activation, edges: Tensor, name: str) -> Sampled:
     """Return the activation on the nodes of panels, a row each."""
     half = edges.diff(dim=1) / 2
     nodes = edges[:, :1] + half * (1 + NODES)
@@ -189,8 +189,8 @@ def _on(activation: Activation, edges: Tensor, name: str) -> Sampled:
     # A copy, for an activation may work in place.
     values = activation(nodes.clone()).to(nodes.dtype)
     if not values.isfinite().all():
-        at = nodes[~values.isfinite()][0]
-        raise ValueError(f"{name} gives {activation(at[None]).item()} at z = {at:.6g}; it must be finite for every z.")
+        z = nodes[~values.isfinite()][0]
+        raise ValueError(f"{name} gives {activation(z[None]).item()} at z = {z:.6g}; it must be finite for every z.")
     return Sampled(nodes, roots, roots * values)
 
 

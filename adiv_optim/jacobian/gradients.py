@@ -12,13 +12,9 @@ from torch.func import jacrev, vmap
 from .._checks import check_count, without_none
 from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
-from ..rows.models import refuse_attached
-from .modules import Call, Parts, as_rows, batched, choose_layers, differentiate, pure, why_mixed
-
-#: The remedy for a model that has corrections.
-BY_ITSELF = (
-    "its backward is not its derivative. Call adiv_optim.detach(model) first: the Jacobian path corrects by itself"
-)
+from ..rows.models import label, refuse_attached
+from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed
+from .recording import Call, differentiate
 
 
 def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = None) -> dict[str, Tensor]:
@@ -34,7 +30,7 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
 
     Raises:
         ValueError: the layer has no trainable parameter, is a batch norm that mixes samples, or has a correction
-            attached (its backward is not its derivative). What is inside the layer is not looked at.
+            attached (its backward is not its derivative). Submodules are not checked.
 
     Example:
         >>> import torch
@@ -43,18 +39,17 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         >>> {name: tuple(jacobian.shape) for name, jacobian in jacobians.items()}
         {'weight': (5, 2, 2, 3), 'bias': (5, 2, 2)}
     """
-    refuse_attached("layer_jacobians", layer, BY_ITSELF)
+    refuse_attached("layer_jacobians", layer, DETACH_FIRST)
     if why := why_mixed(layer):
         raise ValueError(f"{why}; they have no Jacobian each.")
     trained, run = pure(layer)
     if not trained:
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
 
-    def one_sample(trained: Parts, *sample: Tensor) -> Tensor:
+    def output(trained: Parameters, *sample: Tensor) -> Tensor:
         return run(trained, *(tensor.unsqueeze(0) for tensor in sample)).squeeze(0)
 
-    in_dims = (None, *(0 for _ in inputs))
-    per_sample = vmap(jacrev(one_sample), in_dims=in_dims, chunk_size=chunk_size)
+    per_sample = vmap(jacrev(output), in_dims=(None, *[0] * len(inputs)), chunk_size=chunk_size)
     return per_sample(trained, *(tensor.detach() for tensor in inputs))
 
 
@@ -115,20 +110,20 @@ def corrected_gradients(
     if correction is not None:
         check_correction(correction)
     check_count("corrected_gradients", **without_none(chunk_size=chunk_size))
-    refuse_attached("corrected_gradients", model, BY_ITSELF)
+    refuse_attached("corrected_gradients", model, DETACH_FIRST)
     names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
     chosen, _ = choose_layers(model, layers)
     _check_layers(chosen)
-    recorded = differentiate(model, loss_fn, inputs, targets, chosen, constant=True)
+    recorded = differentiate(model, loss_fn, inputs, targets, chosen, freeze_layers=True)
     gradients = recorded.gradients
     for path, calls in recorded.calls.items():
-        label = f"layer {path!r} ({type(chosen[path]).__name__})"
+        layer = chosen[path]
         for call in calls:
             with without_autocast(call.grad_output.device.type):
-                of_call = layer_gradients(label, chosen[path], call, correction, chunk_size)
-            for local, gradient in of_call.items():
-                key = names[id(chosen[path].get_parameter(local))]
-                gradients[key] = gradients[key] + gradient if key in gradients else gradient
+                by_parameter = _call_gradients(path, layer, call, correction, chunk_size)
+            for local_name, gradient in by_parameter.items():
+                name = names[id(layer.get_parameter(local_name))]
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
     return gradients
 
 
@@ -160,11 +155,13 @@ def backward(
     """
     losses: list[Tensor] = []
 
-    def kept_loss(output: Any, targets: Any) -> Tensor:
+    def recorded_loss(output: Any, targets: Any) -> Tensor:
         losses.append(loss_fn(output, targets))
         return losses[0]
 
-    gradients = corrected_gradients(model, kept_loss, inputs, targets, correction, layers=layers, chunk_size=chunk_size)
+    gradients = corrected_gradients(
+        model, recorded_loss, inputs, targets, correction, layers=layers, chunk_size=chunk_size
+    )
     for name, gradient in gradients.items():
         parameter = model.get_parameter(name)
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
@@ -174,16 +171,15 @@ def backward(
 def _check_layers(chosen: Mapping[str, nn.Module]) -> None:
     for path, layer in chosen.items():
         if why := why_mixed(layer):
-            raise ValueError(f"layer {path!r}: {why}; they have no Jacobian each: leave it out of `layers`.")
-        inside = {id(module) for module in layer.modules() if module is not layer}
-        if within := next((other for other, module in chosen.items() if id(module) in inside), None):
-            raise ValueError(
-                f"layers names {within!r}, which is inside {path!r}: its gradient would count twice; name one of them."
-            )
+            raise ValueError(f"{label(path)}: {why}; they have no Jacobian each: leave it out of `layers`.")
+        below = {id(module) for module in layer.modules() if module is not layer}
+        for other, module in chosen.items():
+            if id(module) in below:
+                raise ValueError(f"layers names {other!r}, which is inside {path!r}, and counts twice; name one.")
 
 
-def layer_gradients(
-    label: str, layer: nn.Module, call: Call, correction: Correction | None, chunk_size: int | None
+def _call_gradients(
+    path: str, layer: nn.Module, call: Call, correction: Correction | None, chunk_size: int | None
 ) -> dict[str, Tensor]:
     """Return Σ_k s_k J_kᵀ g_k over the rows of a call."""
     inputs, grad_output = batched(layer, *call)
@@ -191,20 +187,17 @@ def layer_gradients(
     trained = {name: p for name, p in layer.named_parameters() if p.requires_grad}
     totals = {name: torch.zeros_like(at_least_float32(p.detach())) for name, p in trained.items()}
     # A correction that needs all rows at once needs all Jacobians at once.
-    step = chunk_size if chunk_size and (correction is None or correction.additive) else max(samples, 1)
-    for start in range(0, samples, step):
-        part = slice(start, start + step)
+    chunk = chunk_size if chunk_size and (correction is None or correction.additive) else max(samples, 1)
+    for start in range(0, samples, chunk):
+        part = slice(start, start + chunk)
         jacobians = layer_jacobians(layer, *(tensor[part] for tensor in inputs), chunk_size=chunk_size)
         rows = _JacobianRows(
-            {
-                name: as_rows(layer, at_least_float32(jacobian), totals[name].dim())
-                for name, jacobian in jacobians.items()
-            },
+            {name: as_rows(layer, at_least_float32(j), trained[name].dim()) for name, j in jacobians.items()},
             as_rows(layer, at_least_float32(grad_output[part].detach())),
-            label,
+            f"{label(path)} ({type(layer).__name__})",
         )
-        plain = dict.fromkeys(jacobians, rows.grad_rows.new_ones(()))
-        gradients = correction.gradients(rows) if correction else rows.contract(plain)
+        unscaled = dict.fromkeys(jacobians, rows.grad_rows.new_ones(()))
+        gradients = correction.gradients(rows) if correction else rows.contract(unscaled)
         for name, gradient in gradients.items():
             totals[name] += gradient.view_as(totals[name])
     return {name: total.to(trained[name].dtype) for name, total in totals.items()}
@@ -212,10 +205,10 @@ def layer_gradients(
 
 @dataclass(frozen=True)
 class _JacobianRows:
-    """Rows with Jacobians (groups, rows, features, parameter size); their output gradients lack the last dimension."""
+    """The rows of a layer without a closed form, as a `Correction` reads them."""
 
-    jacobians: dict[str, Tensor]
-    grad_rows: Tensor
+    jacobians: dict[str, Tensor]  # (groups, rows, features, parameter size)
+    grad_rows: Tensor  # (groups, rows, features)
     label: str
 
     @property

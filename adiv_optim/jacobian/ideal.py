@@ -9,8 +9,7 @@ from torch.func import vjp
 from .._checks import check_not_negative
 from .._device import at_least_float32
 from ..rows.models import refuse_attached
-from .gradients import BY_ITSELF
-from .modules import pure, same_randomness
+from .modules import DETACH_FIRST, pure, same_randomness
 
 
 class IdealUpdate(NamedTuple):
@@ -29,14 +28,14 @@ class IdealUpdate(NamedTuple):
 
 @torch.no_grad()
 def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: float = 0.0) -> IdealUpdate:
-    r"""Return the parameter step whose effect on a module's output is −grad_output, as nearly as there is one.
+    r"""Return the parameter step whose effect on a module's output is −grad_output, as nearly as possible.
 
     .. math:: \Delta\theta = -J^\top (J J^\top + \lambda I)^{-1} g, \qquad
               \lambda = \text{damping} \cdot \mathrm{tr}(J J^\top) / n,
 
-    with :math:`J = \partial z / \partial\theta` over the whole batch and n the number of outputs. If none
-    does it exactly, this is the least squares solution of least norm, from the singular values of J. For nn.Linear and
-    a convolution with one group it is minus the gradient of `BatchIdeal(per_sample=False)` with the same damping, up to
+    with :math:`J = \partial z / \partial\theta` over the whole batch and n the number of outputs. If no step does it
+    exactly, this is the least squares solution of least norm, from the singular values of J. For nn.Linear and a
+    convolution with one group it is minus the gradient of `BatchIdeal(per_sample=False)` with the same damping, up to
     its least ridge; grouped convolutions have one λ here and one per group there. Any module that torch.func can
     differentiate has an ideal step, a whole network included. J is dense, outputs × parameters, with a backward pass
     for each row.
@@ -68,14 +67,13 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
         True
     """
     check_not_negative("ideal_update", damping=damping)
-    refuse_attached("ideal_update", module, BY_ITSELF)
+    refuse_attached("ideal_update", module, DETACH_FIRST)
     trained, run = pure(module)
     if not trained:
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    arguments = tuple(argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments)
     with same_randomness(module):
-        output, pull_back = vjp(lambda trained: run(trained, *arguments), trained)[:2]  # a third comes with has_aux
+        output, pull_back = vjp(lambda trained: run(trained, *arguments), trained)[:2]  # without has_aux there are two
     if not isinstance(output, Tensor):
         raise TypeError(f"ideal_update: {type(module).__name__} returned {type(output).__name__}; it takes one tensor.")
     if grad_output.shape != output.shape:
@@ -86,17 +84,17 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     if not output.numel():
         return IdealUpdate({name: torch.zeros_like(part) for name, part in trained.items()}, 0.0, 0.0)
 
-    units = torch.eye(output.numel(), dtype=output.dtype, device=output.device).view(-1, *output.shape)
-    # Without a map over rows, for which torch has no rule for some operations.
-    rows = [torch.cat([part.flatten() for part in pull_back(unit)[0].values()]) for unit in units]
+    unit_vectors = torch.eye(output.numel(), dtype=output.dtype, device=output.device).view(-1, *output.shape)
+    # Row by row: torch has no vmap rule for some operations.
+    rows = [torch.cat([part.flatten() for part in pull_back(unit)[0].values()]) for unit in unit_vectors]
     jacobian = at_least_float32(torch.stack(rows))
-    left, values, right = torch.linalg.svd(jacobian, full_matrices=False)
-    ridge = damping * values.square().sum() / output.numel()
-    cutoff = max(jacobian.shape) * torch.finfo(values.dtype).eps * values[0]
-    inverse = torch.where(values > cutoff, 1 / (values + ridge / values), 0.0)
+    left, singular, right = torch.linalg.svd(jacobian, full_matrices=False)
+    ridge = damping * singular.square().sum() / output.numel()
+    cutoff = max(jacobian.shape) * torch.finfo(singular.dtype).eps * singular[0]
+    inverse = torch.where(singular > cutoff, 1 / (singular + ridge / singular), 0.0)
     g = grad_output.detach().to(jacobian.dtype).flatten()
     solution = right.mH @ (inverse * (left.mH @ g))
     misfit = (g - jacobian @ solution).norm() / g.norm() if g.any() else g.norm()
-    parts = solution.split([part.numel() for part in trained.values()])
-    step = {name: -new.view_as(old).to(old.dtype) for (name, old), new in zip(trained.items(), parts, strict=True)}
+    parts = solution.split([parameter.numel() for parameter in trained.values()])
+    step = {name: -part.view_as(p).to(p.dtype) for (name, p), part in zip(trained.items(), parts, strict=True)}
     return IdealUpdate(step, misfit.item(), float(ridge))

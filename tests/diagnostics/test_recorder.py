@@ -139,7 +139,7 @@ def test_outputs_without_samples_are_named():
         model(torch.randn(3, 5, 6))
     assert recorder.history[0]["layers"] == []
     assert recorder.left_out == {
-        "recurrent": f"its samples are a tuple; {WANTED}",
+        "recurrent": f"its samples are a tuple of 2; {WANTED}",
         "flat": f"its samples are a torch.float64 tensor of shape (120,); {WANTED}",
         "index": f"its samples are a torch.int64 tensor of shape (2, 2); {WANTED}",
     }
@@ -205,7 +205,7 @@ def test_rows_that_are_no_samples_leave_the_layer_out():
     assert recorder.left_out["0"] == f"its samples are a torch.float64 tensor of shape (15,); {WANTED}"
     with record(model, rows=lambda z: [z]) as recorder:
         model(x)
-    assert recorder.left_out["1"] == f"its samples are a list; {WANTED}"
+    assert recorder.left_out["1"] == f"its samples are a list of 1; {WANTED}"
 
 
 def test_training_is_the_same_bit_for_bit():

@@ -1,17 +1,14 @@
 """Derivatives by the input, against Hessians by torch.func and gradients by two reverse passes."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
 from adiv_optim.jacobian import derivatives, laplacian
+from adiv_optim.jacobian.input_derivatives import _ELEMENTWISE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
-#: The module itself: its name at the package is that of its function.
-MODULE = sys.modules["adiv_optim.jacobian.derivatives"]
 
 
 class Sine(nn.Module):
@@ -27,7 +24,7 @@ def network(activation, outputs=3):
 
 
 NETWORKS = {
-    **{kind.__name__: network(kind()) for kind in MODULE._ELEMENTWISE},
+    **{kind.__name__: network(kind()) for kind in _ELEMENTWISE},
     "unknown": network(Sine()),
     "linear": nn.Linear(2, 3),
 }
@@ -59,6 +56,16 @@ def test_activations_in_place_are_as_others(kind):
     model[1].inplace = model[2][1].inplace = True
     for part, other in zip(derivatives(model, x), wanted, strict=True):
         assert torch.allclose(part, other, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_they_are_the_same_where_gradients_are_off(name):
+    model, x = NETWORKS[name].double(), torch.randn(2)
+    wanted = derivatives(model, x)
+    with torch.no_grad():
+        for part, other in zip(derivatives(model, x), wanted, strict=True):
+            assert torch.allclose(part, other, atol=1e-14)
+            assert not part.requires_grad
 
 
 def test_a_function_around_a_network_is_differentiated():

@@ -324,3 +324,20 @@ def test_parameters_of_all_kinds_are_stepped_as_by_a_loop():
     assert all(torch.equal(value, frozen[name]) for name, value in model.frozen.state_dict().items())
     assert list(optimizer.coverage().treated) == names
     assert optimizer.coverage().element_share == 1
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish])
+def test_activations_whose_second_derivative_torch_has_only_with_gradients_on_are_stepped(activation):
+    model = nn.Sequential(nn.Linear(2, 6), activation(), nn.Linear(6, 1))
+    terms = [(lambda model, x: laplacian(lambda x: x.prod() * model(x), x) - 1, torch.rand(8, 2))]
+    twin, (r, jacobian) = copy.deepcopy(model), by_loop(model, terms)
+    step, alpha, damping = step_of(model, GaussNewton(model, damping=1e-3), terms)
+    wanted = bent(twin, terms, alpha, by_rows(r, jacobian, damping))
+    assert torch.allclose(step, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_a_network_that_works_in_place_leaves_the_points_as_they_are():
+    model, points = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 1)), torch.randn(5, 2)
+    before = points.clone()
+    GaussNewton(model).step([(lambda model, x: model(x) - 1, points)])
+    assert torch.equal(points, before)

@@ -66,7 +66,7 @@ REFUSED = {
     ),
     "attached": (
         lambda: nn.Sequential(attach(nn.Linear(2, 1), Proportional())), REGRESSION, ValueError,
-        r"layer '0' already has a correction .*detach\(network\) first",
+        r"layer '0' already has a correction .*detach\(model\) first",
     ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)), REGRESSION, ValueError, r"1: Dropout drops inputs",

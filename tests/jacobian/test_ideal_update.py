@@ -109,6 +109,16 @@ def test_module_and_random_numbers_are_left_as_they_were():
     assert all(torch.equal(first.step[name], second.step[name]) for name in first.step)
 
 
+def test_a_module_that_works_in_place_leaves_its_input_as_it_is():
+    linear, x, g = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+    module, before = nn.Sequential(nn.ReLU(inplace=True), linear), x.clone()
+    found = jacobian.ideal_update(module, x, g, 0.1).step["1.weight"]
+    jacobians = jacobian.layer_jacobians(module, x)["1.weight"]
+    assert torch.equal(x, before)
+    assert torch.equal(found, jacobian.ideal_update(linear, x.relu(), g, 0.1).step["weight"])
+    assert torch.equal(jacobians, jacobian.layer_jacobians(linear, x.relu())["weight"])
+
+
 def test_unreachable_update_is_the_least_squares_one_of_least_norm():
     module, input, g = nn.Linear(3, 2), torch.randn(9, 2)[:, [0, 1, 1]], torch.randn(9, 2)  # two features are the same
     found = jacobian.ideal_update(module, input, g)

@@ -161,7 +161,12 @@ ERRORS = {
         r"layer 'layer' \(Linear\) has no Jacobian: it was not called with tensors alone, by position",
     ),
     "nothing-trained": (lambda: mlp().requires_grad_(False), {}, ValueError, "not depend on any trainable parameter"),
-    "two-tensors": (two_tensors, {}, ValueError, "layer '' .*: it returned tuple; only a layer that returns one"),
+    "two-tensors": (
+        two_tensors,
+        {},
+        ValueError,
+        r"the model itself \(Model\) .*: it returned tuple; only a layer that returns one",
+    ),
 }
 
 
@@ -231,7 +236,7 @@ def test_a_layer_that_returns_a_view_of_its_parameter_has_a_gradient():
 
 LOSSES = {
     "no-number": (lambda out, target: (out - target) ** 2, ValueError, r"shape \(3, 2\); it must return one number"),
-    "no-tensor": (lambda out, target: 3.0, ValueError, "loss_fn returned float; it must return one number"),
+    "no-tensor": (lambda out, target: 3.0, ValueError, r"loss_fn returned 3\.0 \(float\); it must return one number"),
     "detached": (lambda out, target: out.detach().sum(), ValueError, "does not depend on any trainable parameter"),
 }
 

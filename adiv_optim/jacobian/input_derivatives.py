@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
+#: (activation, z) → σ(z), σ′(z), σ″(z).
+_Rule = Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]]
+
 
 class Derivatives(NamedTuple):
     """The result of `derivatives`, for a point with d coordinates and an output of shape S.
@@ -35,16 +38,16 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
     Args:
         model: nn.Sequential, nested too, of nn.Linear and Tanh, Sigmoid, Identity, GELU, SiLU, Softplus, Mish, ELU,
-            CELU, SELU, ReLU, LeakyReLU, LogSigmoid, Softsign or Tanhshrink, without hooks or a forward set on one of
-            them; or any module or function that maps a point to a tensor and that torch.func can differentiate, such as
-            a network times a factor that is 0 on the boundary.
+            CELU, SELU, ReLU, LeakyReLU, LogSigmoid, Softsign or Tanhshrink, without forward hooks or a forward set on
+            one of them; or any module or function that maps a point to a tensor and that torch.func can differentiate,
+            such as a network times a factor that is 0 on the boundary.
         x: the point, (d,). Map over several with torch.func.vmap.
 
     Returns:
-        A `Derivatives`: of a model with m outputs, (m,), (m, d) and (m, d).
+        A `Derivatives`; for a model with m outputs its shapes are (m,), (m, d) and (m, d).
 
     Raises:
-        ValueError: x is no point.
+        ValueError: x is not one point.
 
     Example:
         >>> import torch
@@ -57,8 +60,8 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
     """
     if x.dim() != 1:
         raise ValueError(f"derivatives: x has shape {tuple(x.shape)}; it is one point, (d,). Map by torch.func.vmap.")
-    layers = _layers(model)
-    return _by_transforms(model, x) if layers is None else _carried(layers, x)
+    layers = _known_layers(model)
+    return _by_torch_func(model, x) if layers is None else _carried_forward(layers, x)
 
 
 def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -72,7 +75,7 @@ def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         A tensor of the output's shape.
 
     Raises:
-        ValueError: x is no point.
+        ValueError: x is not one point.
 
     Example:
         >>> import torch
@@ -84,20 +87,22 @@ def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return derivatives(model, x).second.sum(-1)
 
 
-def _layers(model: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
+def _known_layers(model: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
     """List the linear layers and activations of a network, in their order; None if it has any other module."""
-    by_its_call = ("forward", "_forward_hooks", "_forward_pre_hooks")  # what only the module's own call runs
-    if not isinstance(model, nn.Module) or any(vars(model).get(name) for name in by_its_call):
+    overrides = ("forward", "_forward_hooks", "_forward_pre_hooks")  # which run only where the module itself is called
+    if not isinstance(model, nn.Module) or any(vars(model).get(name) for name in overrides):
         return None
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
-        parts = [_layers(child) for child in model]
-        return None if None in parts else [layer for part in parts for layer in part or ()]
-    if type(model).forward is nn.Linear.forward or type(model) in _ELEMENTWISE:
-        return [model]
-    return None
+        layers: list[nn.Module] = []
+        for child in model:
+            if (below := _known_layers(child)) is None:
+                return None
+            layers += below
+        return layers
+    return [model] if type(model).forward is nn.Linear.forward or type(model) in _ELEMENTWISE else None
 
 
-def _carried(layers: list[nn.Module], x: Tensor) -> Derivatives:
+def _carried_forward(layers: list[nn.Module], x: Tensor) -> Derivatives:
     # One matrix: a row for the value, d for the first derivatives and d for the second ones.
     d = len(x)
     rows = torch.cat([x[None], torch.eye(d, dtype=x.dtype, device=x.device), x.new_zeros(d, d)])
@@ -113,18 +118,14 @@ def _carried(layers: list[nn.Module], x: Tensor) -> Derivatives:
     return Derivatives(rows[0], rows[1 : d + 1].mT, rows[d + 1 :].mT)
 
 
-def _by_transforms(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
+def _by_torch_func(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
     along = vmap(lambda direction: _twice_along(model, x, direction), out_dims=-1)
     return Derivatives(model(x), *along(torch.eye(len(x), dtype=x.dtype, device=x.device)))
 
 
 def _twice_along(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first and second derivatives of a function along a direction, forward over forward."""
-    return jvp(lambda x: jvp(function, (x,), (direction,))[1], (x,), (direction,))[:2]  # a third comes with has_aux
-
-
-#: (module, z) → σ(z), σ′(z), σ″(z).
-_Rule = Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]]
+    return jvp(lambda x: jvp(function, (x,), (direction,))[1], (x,), (direction,))[:2]  # without has_aux there are two
 
 
 def _tanh(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,7 +145,8 @@ def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return module(z.clone())  # an activation in place writes here
 
     # The Jacobian of an elementwise function is diagonal: along (1, 1, …) stand its numbers.
-    return activation(z), *_twice_along(activation, z, torch.ones_like(z))
+    with torch.enable_grad():  # else torch takes a backward of SiLU and Mish that has no forward rule
+        return activation(z), *_twice_along(activation, z, torch.ones_like(z))
 
 
 _ELEMENTWISE: dict[type, _Rule] = {

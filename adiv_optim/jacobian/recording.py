@@ -1,0 +1,129 @@
+"""One forward and backward pass of a model, with the calls of its layers."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .._checks import describe
+from ..rows.models import label
+from .modules import copied, generator_states
+
+
+class Call(NamedTuple):
+    """The inputs of a layer's call, as they were then, and dL/dz of its output."""
+
+    inputs: tuple[Tensor, ...]
+    grad_output: Tensor
+
+
+class Pass(NamedTuple):
+    """The loss, the gradients and the calls of layers of one forward and backward pass."""
+
+    loss: Tensor  # detached
+    gradients: dict[str, Tensor]  # parameter path → gradient, where the loss depends on it; none shares memory
+    calls: dict[str, list[Call]]  # layer path → its calls on which the loss depends
+    refused: dict[str, str]  # layer path → why a call of it has no rows
+
+
+def differentiate(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    layers: dict[str, nn.Module],
+    *,
+    freeze_layers: bool = False,
+) -> Pass:
+    """Run a model forward and backward once, and keep the inputs of layers and the gradients of their outputs.
+
+    With `freeze_layers` the parameters of these layers are constants while the layers run, so that the gradient of a
+    shared parameter is only the part of the other modules, and a call without rows is an error.
+    """
+    recorder = _Recorder(layers, freeze_layers)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    keywords = inputs if isinstance(inputs, Mapping) else {}
+    arguments = () if keywords else inputs if isinstance(inputs, tuple) else (inputs,)
+    with torch.enable_grad(), recorder.hooks():
+        output = model(*map(copied, arguments), **{name: copied(value) for name, value in keywords.items()})
+        for path, reason in recorder.refused.items() if freeze_layers else ():
+            name = f"{label(path)} ({type(layers[path]).__name__})"
+            raise ValueError(f"{name} has no Jacobian: {reason}; leave it out of `layers`.")
+        loss = _checked_loss(loss_fn(output, targets))
+        recorded = list(recorder.calls)
+        outputs = [output for *_, output in recorded]
+        # Within the hooks: a checkpoint must recompute the same graph.
+        computed = torch.autograd.grad(loss, [*outputs, *parameters.values()], allow_unused=True)
+    calls: dict[str, list[Call]] = {}
+    for (path, call_inputs, _), gradient in zip(recorded, computed, strict=False):
+        if gradient is not None and path not in recorder.refused:
+            calls.setdefault(path, []).append(Call(call_inputs, gradient))
+    # Copies: autograd gives both summands of p + q the same gradient, and those of a sum a view of a single number.
+    by_name = zip(parameters, computed[len(recorded) :], strict=True)
+    gradients = {name: gradient.clone() for name, gradient in by_name if gradient is not None}
+    return Pass(loss.detach(), gradients, calls, recorder.refused)
+
+
+def _checked_loss(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        raise ValueError(f"loss_fn returned {describe(loss)}; it must return one number, as reduction='mean' does.")
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("nothing can be differentiated in torch.inference_mode; call this outside of it.")
+    if not loss.requires_grad:
+        raise ValueError("the loss does not depend on any trainable parameter; detach nothing on the way to it.")
+    return loss
+
+
+class _Recorder:
+    """Hooks that keep the inputs of layers as they were, and their outputs, call by call; see `differentiate`."""
+
+    def __init__(self, layers: dict[str, nn.Module], freeze: bool) -> None:
+        self.layers, self.freeze = layers, freeze
+        self.calls: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
+        self.refused: dict[str, str] = {}
+        #: Of the calls that have not returned: the inputs, and the states of the random generators.
+        self._open_calls: dict[str, tuple[tuple[Tensor, ...], list[Tensor]]] = {}
+        self._trained = {path: [p for p in layer.parameters() if p.requires_grad] for path, layer in layers.items()}
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        with ExitStack() as cleanup:
+            for path, layer in self.layers.items():
+                cleanup.callback(self._set_trainable, path, True)
+                cleanup.callback(layer.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True).remove)
+                cleanup.callback(layer.register_forward_hook(partial(self._leave, path)).remove)
+            yield
+
+    def _set_trainable(self, path: str, mode: bool) -> None:
+        for parameter in self._trained[path] if self.freeze else ():
+            parameter.requires_grad_(mode)
+
+    def _enter(self, path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not args or kwargs or not all(isinstance(arg, Tensor) for arg in args):
+            self.refused[path] = "it was not called with tensors alone, by position"
+        # A copy: code behind the layer may work in place.
+        inputs = tuple(arg.detach().clone() for arg in args if isinstance(arg, Tensor))
+        self._set_trainable(path, False)
+        self._open_calls[path] = inputs, _random_states(layer)
+
+    def _leave(self, path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, Tensor) and not output.requires_grad:
+            output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
+        self._set_trainable(path, True)
+        inputs, states = self._open_calls.pop(path)
+        if not all(map(torch.equal, states, _random_states(layer))):
+            self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
+        if not isinstance(output, Tensor):
+            self.refused[path] = f"it returned {type(output).__name__}; only a layer that returns one tensor has rows"
+        elif path not in self.refused and (self.freeze or output.requires_grad):
+            output = output if output.requires_grad else output.detach().requires_grad_()
+            self.calls.append((path, inputs, output))
+            return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone
+        return output
+
+
+def _random_states(layer: nn.Module) -> list[Tensor]:
+    return [state for *_, state in generator_states(layer)]
