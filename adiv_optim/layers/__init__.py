@@ -2,10 +2,9 @@
 
 from .channel_scale import ChannelScale
 from .convert import Replacement, convert, plan
-from .dynamic import Derf, DyISRU, DyT, dyisru
+from .elementwise import Derf, DyISRU, DyT, MeanFieldNorm, dyisru
 from .lengths import IsotropicTanh, L2Norm
 from .linears import AffineLikeLinear, NormLikeLinear
-from .mean_field import MeanFieldNorm
 from .patch_norm import (
     PatchNormConv1d,
     PatchNormConv2d,

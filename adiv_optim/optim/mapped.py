@@ -13,9 +13,8 @@ from .._device import refuse_capture, without_autocast
 from ..rows.models import Coverage
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
-from .saved_entries import SavedEntries
 from .step import take_step
-from .watching import Watching
+from .watching import SavedEntries, Watching
 from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
