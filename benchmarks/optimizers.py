@@ -5,6 +5,7 @@ Stored runs keep the names that they have. "muon" is `Muon` below in networks fo
 pytorch_optimizer's everywhere.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -180,6 +181,45 @@ class SPRING(Optimizer):
         vector_to_parameters(parameters_to_vector(group["params"]) - length * self.phi, group["params"])
 
 
+class NielsensDamping(Optimizer):
+    """Levenberg–Marquardt as textbooks have it (Madsen, Nielsen & Tingleff 2004): GaussNewton's step by another rule.
+
+    θ ← θ − δ with (JᵀJ + μI) δ = Jᵀr where that lowers |r|². With ρ the fall over δᵀ(μδ + Jᵀr), the predicted one, then
+    μ ← μ max(⅓, 1 − (2ρ − 1)³); where nothing falls μ ← μν, ν ← 2ν, and again. μ begins at a thousandth of the largest
+    diagonal entry of JᵀJ, ν at 2.
+
+    Args:
+        model: all of whose parameters are θ.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+        self.model, self.mu = model, math.nan
+
+    @torch.no_grad()
+    def step(self, terms: Any) -> None:  # type: ignore[override]
+        """Take a step on a loss given by its terms; in vain after twenty tries."""
+        weights, nu = trained(self.model), 2.0
+        start = parameters_to_vector(weights.values())
+        r, jacobian = linearized(self.model, terms)
+        slope, is_wide = jacobian.mT @ r, len(r) < len(start)
+        gram = jacobian @ jacobian.mT if is_wide else jacobian.mT @ jacobian
+        if math.isnan(self.mu):
+            self.mu = 1e-3 * jacobian.square().sum(0).max().item()
+        for _ in range(20):
+            factor, failed = torch.linalg.cholesky_ex(gram + self.mu * torch.eye(len(gram), dtype=gram.dtype))
+            solution = torch.cholesky_solve((r if is_wide else slope)[:, None], factor)[:, 0]
+            delta = jacobian.mT @ solution if is_wide else solution
+            vector_to_parameters(start - delta, weights.values())
+            fall = r.square().sum() - Terms(self.model, terms, "step").evaluate(weights).square().sum()
+            if fall > 0 and not failed:
+                gain = (fall / (delta @ (self.mu * delta + slope))).item()
+                self.mu *= max(1 / 3, 1 - (2 * gain - 1) ** 3)
+                return
+            self.mu, nu = self.mu * nu, 2 * nu
+        vector_to_parameters(start, weights.values())
+
+
 class LeastSquares(Optimizer):
     """Newton's whole step by a factorization of J where it halves the residual, else GaussNewton's step.
 
@@ -274,6 +314,7 @@ OF_MODELS = {
         "self-scaled BFGS", "tab:purple", lambda model, lr: SelfScaledBFGS(model.parameters()), **_SEARCHES
     ),
     "gauss-newton": OfModel("GaussNewton", "black", lambda model, lr: GaussNewton(model), **_BY_TERMS),
+    "nielsen": OfModel("Levenberg–Marquardt", "tab:pink", lambda model, lr: NielsensDamping(model), **_BY_TERMS),
     "spring": OfModel("SPRING", "tab:red", SPRING, takes_terms=True, damped=True),
     "levenberg-marquardt": OfModel(
         "torch-levenberg-marquardt", "black", lambda model, lr: LevenbergMarquardt(model), **_BY_TERMS

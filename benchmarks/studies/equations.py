@@ -32,6 +32,7 @@ ARMS = {
     Arm("none", "soap", "none"): False,
     Arm("none", "soap", "whitened", None, DERIVATIVES): False,
     Arm("none", "spring", "none"): False,
+    Arm("none", "nielsen", "none"): False,
     Arm("none", "adam-lbfgs", "none"): True,
     Arm("none", "muon", "none"): False,
     Arm("none", "muon", "whitened", None, DERIVATIVES): False,

@@ -11,7 +11,14 @@ from torch.func import hessian, jacrev, vmap
 from adiv_optim import GaussNewton
 from benchmarks.core.runs import run_all
 from benchmarks.core.store import Store
-from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, SelfScaledBFGS, linearized
+from benchmarks.optimizers import (
+    SPRING,
+    AdamThenLBFGS,
+    LeastSquares,
+    NielsensDamping,
+    SelfScaledBFGS,
+    linearized,
+)
 from benchmarks.problems import equations
 from benchmarks.problems.equations import EQUATIONS, POINTS, SOLVED, EquationRun, Fields, Solver
 from benchmarks.studies import equations as study
@@ -132,8 +139,9 @@ def system():
         (lambda model: SelfScaledBFGS(model.parameters()), 60, False, 1e-6),
         (lambda model: AdamThenLBFGS(model.parameters(), 0.1, 5), 40, False, 1e-5),
         (lambda model: SPRING(model, 0.5, 1e-8), 60, True, 1e-6),
+        (NielsensDamping, 20, True, 1e-6),
     ],
-    ids=["least squares", "self-scaled BFGS", "Adam, then LBFGS", "SPRING"],
+    ids=["least squares", "self-scaled BFGS", "Adam, then LBFGS", "SPRING", "Levenberg–Marquardt"],
 )
 def test_rivals_solve_a_least_squares_problem(system, make, steps, takes_terms, precision):
     matrix, wanted, solution = system
@@ -179,6 +187,34 @@ def test_spring_without_momentum_is_the_damped_step(system):
     scaled = matrix / 30**0.5
     step = torch.linalg.solve(scaled.T @ scaled + 0.1 * torch.eye(6).double(), scaled.T @ wanted / 30**0.5)
     assert torch.allclose(model.weight[0], step, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [3, 30])
+def test_nielsens_damping_falls_to_a_third_of_itself_where_the_model_is_exact(system, rows):
+    matrix, wanted = (each[:rows] for each in system[:2])
+    model, terms, _ = quadratic(matrix, wanted)
+    scaled, optimizer = matrix / rows**0.5, NielsensDamping(model)
+    optimizer.step(terms)
+    mu = 1e-3 * scaled.square().sum(0).max()
+    step = torch.linalg.solve(scaled.T @ scaled + mu * torch.eye(6).double(), scaled.T @ wanted / rows**0.5)
+    assert torch.allclose(model.weight[0], step, rtol=1e-9)
+    assert optimizer.mu == pytest.approx(mu.item() / 3)
+
+
+def test_nielsens_damping_rises_by_2_4_8_until_the_loss_falls():
+    model, start = torch.nn.Linear(1, 1, bias=False).double(), 3.0
+    torch.nn.init.constant_(model.weight, start)
+    optimizer = NielsensDamping(model)
+    optimizer.step([(lambda model, x: model(x).atan(), torch.ones(1, 1, dtype=torch.float64))])
+    r, slope = math.atan(start), 1 / (1 + start**2)
+    tried = [1e-3 * slope**2 * 2 ** (n * (n + 1) / 2) for n in range(20)]
+    steps = [r * slope / (slope**2 + mu) for mu in tried]
+    first = next(n for n, step in enumerate(steps) if abs(start - step) < start)
+    mu, step = tried[first], steps[first]
+    gain = (r**2 - math.atan(start - step) ** 2) / (step * (mu * step + r * slope))
+    assert first > 1
+    assert start - model.weight.item() == pytest.approx(step)
+    assert optimizer.mu == pytest.approx(mu * max(1 / 3, 1 - (2 * gain - 1) ** 3))
 
 
 def test_trials_begin_with_counts_of_points_and_go_on_around_the_best():
