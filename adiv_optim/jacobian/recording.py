@@ -61,10 +61,18 @@ def differentiate(
     for (path, call_inputs, _), gradient in zip(recorded, computed, strict=False):
         if gradient is not None and path not in recorder.refused:
             calls.setdefault(path, []).append(Call(call_inputs, gradient))
-    # Copies: autograd gives both summands of p + q the same gradient, and those of a sum a view of a single number.
-    by_name = zip(parameters, computed[len(recorded) :], strict=True)
-    gradients = {name: gradient.clone() for name, gradient in by_name if gradient is not None}
+    by_name = zip(parameters.items(), computed[len(recorded) :], strict=True)
+    gradients = {name: _copied(gradient, p) for (name, p), gradient in by_name if gradient is not None}
     return Pass(loss.detach(), gradients, calls, recorder.refused)
+
+
+def _copied(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Copy a gradient, and lay it out in memory as its parameter is, which fused optimizers take for granted.
+
+    Autograd gives both summands of p + q the same gradient, those of a sum a view of a single number, and a weight a
+    transposed one where a correction made that.
+    """
+    return gradient.clone() if gradient.is_sparse else torch.empty_like(parameter).copy_(gradient)
 
 
 def _checked_loss(loss: Any) -> Tensor:

@@ -265,6 +265,16 @@ def test_descent_is_the_inner_product_with_the_plain_gradient():
     assert found.layers["2"].descent == pytest.approx(sum(parts[2:]), rel=EXACT)
 
 
+def test_a_fused_optimizer_steps_along_the_gradient_that_a_correction_leaves():
+    """It takes a gradient to lie in memory as its parameter does, and that of BatchIdeal is a transposed one."""
+    model, x, y = nn.Linear(20, 3), torch.randn(8, 20), torch.randn(8, 3)
+    attach(model, IDEAL)
+    made = (torch.optim.SGD(model.parameters(), lr=0.1, fused=fused) for fused in (True, False))
+    fused, plain = (divergence(model, F.mse_loss, x, y, optimizer=optimizer).layers[""] for optimizer in made)
+    agrees(fused.cosine, plain.cosine, SOLVED)
+    assert plain.cosine.min() > 0.99
+
+
 def test_a_step_by_several_rates_has_the_descent_of_its_whole():
     model, x, y = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(6, 4), torch.randn(6, 2)
     slow = {"params": model[0].parameters(), "lr": 0.1}
