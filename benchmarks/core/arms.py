@@ -209,13 +209,13 @@ def style(arm: Arm) -> dict[str, Any]:
 
 
 def _figure(results: Sequence[Result], look: Look, title: str, path: Path) -> None:
-    """Draw the medians of the arms' errors against what all of them can be compared by; quartiles if logarithmic."""
+    """Draw the arms' errors against what all can be compared by: means, or if logarithmic medians and quartiles."""
     names = compared_by(results)
     with panels(list(names.values()), title, path, ylabel=look.unit) as axes:
         for key, runs in grouped((r for r in results if None not in r["error"]), arm).items():
             series = {name: np.array(list(zip(*(r[name] for r in runs), strict=False))) for name in ("error", *names)}
             low, middle, high = np.quantile(series["error"], (0.25, 0.5, 0.75), axis=1, method="weibull")
-            shown = middle if look.logarithmic else np.median(np.vectorize(look.shown)(series["error"]), axis=1)
+            shown = middle if look.logarithmic else np.mean(np.vectorize(look.shown)(series["error"]), axis=1)
             for axis, name in zip(axes, names, strict=True):
                 x = np.median(series[name], axis=1)
                 axis.plot(x, shown, label=label(runs[0]["settings"]), **style(key))

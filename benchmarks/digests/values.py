@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..studies import equations, table1
+from ..methods import METHODS
+from ..studies import equations, mechanism, table1
 from .calls import CALLS
 from .comparisons import beside, settings, table
 from .reached import Stores, measure_of, reached, timings
@@ -57,6 +58,18 @@ def ranked(stores: Stores, activation: str) -> Numbers:
     return {"rank": rank.statistic, "p": rank.pvalue}
 
 
+def correlated(stores: Stores, file: str) -> Numbers:
+    """The rank correlation of accuracy and cosine over tuned runs."""
+    rank = mechanism.rank(mechanism.groups(stores[file].read())["all"], "cosine")
+    return {"rank": rank.statistic, "p": rank.pvalue}
+
+
+def cosines(stores: Stores, method: str) -> Numbers:
+    """The mean cosines of a method's runs with SGD."""
+    runs = mechanism.runs_of(stores["mechanism"].read())
+    return between([*runs[(runs["method"] == METHODS[method].label) & (runs["optimizer"] == "sgd")]["cosine"]])
+
+
 def price(stores: Stores, task: str) -> Numbers:
     """The price of a step of a task in the table of calls."""
     (call,) = (call for call in CALLS if call.task == task)
@@ -100,8 +113,8 @@ VALUES = {row["name"]: row for row in table("values")}
 NUMBERS: dict[str, Callable[..., Numbers]] = {
     each.__name__: each
     for each in (
-        lead, times, divergence, ranked, price, newton_step, points_that_stay, initialisation, tuned_twice,
-        chosen_again,
+        lead, times, divergence, ranked, correlated, cosines, price, newton_step, points_that_stay, initialisation,
+        tuned_twice, chosen_again,
     )
 }  # fmt: skip
 #: Pages with such phrases that show no results beside.

@@ -12,8 +12,8 @@ from .claims import CLAIMS, LIBRARY, Claim
 from .judges import Finding
 from .reached import Stores
 
-_SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "Holm's p"]
-_HEADER = ["of", *_SHOWN, "verdict", "figure", "p", "results", "what would decide it"]
+_SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "p", "Holm's p"]
+_HEADER = ["of", *_SHOWN, "verdict", "figure", "results", "what would decide it"]
 #: Verdict → what a table is headed by, and the name of its file.
 _TABLES = {True: ("Holds", "hold"), False: ("Does not hold", "refuted"), None: ("Undecided", "undecided")}
 
@@ -54,9 +54,9 @@ class Verdict(NamedTuple):
         by_itself = f"by its own p it {'holds' if finding.holds else 'does not'}" if is_uncorrected else ""
         return [
             claim.source, claim.text if claim.source == LIBRARY else f"{claim.source}: {claim.text}", claim.against,
-            finding.n, self.trials, finding.difference, exact(self.corrected, ".1g"),
-            ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself])), finding.figure,
-            "; ".join(f"{p:.2g}" for p in finding.p), claim.file, decide(claim) if self.holds is None else "",
+            finding.n, self.trials, finding.difference, "; ".join(f"{p:.2g}" for p in finding.p),
+            exact(self.corrected, ".2g"), ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself])),
+            finding.figure, claim.file, decide(claim) if self.holds is None else "",
         ]  # fmt: skip
 
 

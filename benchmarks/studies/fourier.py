@@ -161,12 +161,14 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     ratios = list(measured["time_ratio"].values())
     widest = max((high - low) / (high + low) for low, high in (each["quartiles"] for each in ratios))
     _figure(in_time, measured["time_ratio"], heading, folder / f"{name}.png")
+    crops = len({r["settings"]["crop"] for r in learned})
     caption = (
-        "Mean ± standard error over crops of two photographs; p is of the paired t test. Learning rate and damping are "
-        "the best of ten trials in equal time, each on four crops of a third photograph. Time per step is processor "
-        f"time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in turn, with quartiles within "
-        f"± {100 * widest:.0f} %. Held out is every other pixel. The features' deviation is 3: of pixels held out, "
-        f"{_deviations(store)}. {machine(results[0]['environment'])}"
+        f"Mean ± standard error over {crops} crops of two photographs; p is of the paired t test. Learning rate and "
+        "damping are the best of ten trials in equal time, each on four crops of a third photograph. Time per step is "
+        f"processor time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in turn, with "
+        f"quartiles within ± {100 * widest:.0f} %. Held out is every other pixel. Trials on the third photograph "
+        f"chose the features' deviation, 3; there pixels held out have {_deviations(store)}. "
+        f"{machine(results[0]['environment'])}"
     )
     return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}
 

@@ -172,6 +172,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     signals = [signal for signal in SIGNALS if any(signal == other for _, other in outcomes)]
     _figure(outcomes, signals, folder / f"{name}.png")
     where, rows = machine(results[0]["environment"]), results[0]["settings"]["steps"]
+    seeds = len({r["settings"]["seed"] for r in results})
     cells: dict[tuple[str, str], str | Cell] = {
         key: (cell := _median(outcome.errors))._replace(text=cell.text.partition(" ")[0])
         for key, outcome in outcomes.items()
@@ -179,9 +180,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     cells |= {(r["settings"]["arm"], "time"): exact(r["milliseconds"], ".2g") for r in store.read("time")}
     caption = (
         f"Relative error, Σ(e/s)² / Σ(y/s)², of the second half of {rows:,} rows, each predicted before it is learned; "
-        "s is the target's amplitude where that is known, else 1. Median over seeds; the file has quartiles. Learning "
-        "rates are the best of ten on two other seeds, and of as many for each of three limits of clipping or three "
-        "dampings. "
+        f"s is the target's amplitude where that is known, else 1. Median over {seeds} seeds; the file has quartiles. "
+        "Learning rates are the best of ten on two other seeds, and of as many for each of three limits of "
+        "clipping or three dampings. "
         f"Time is processor time of a plain loop, the median of 41 rounds in turn. {where}"
     )
     labels = {key: arm.label for key, arm in ARMS.items()}
