@@ -71,11 +71,13 @@ def verdicts(stores: Stores) -> list[Verdict]:
     ]
 
 
-def on_page(rows: Iterable[Row]) -> str:
-    """A table with a row for all rivals that a claim has."""
-    shown = [[cell.text if isinstance(cell, Cell) else cell for cell in row[1 : len(_SHOWN) + 1]] for row in rows]
+def on_page(rows: Iterable[Row], without: str = "") -> str:
+    """A table with a row for all rivals that a claim has, and without a column."""
+    places = [place for place, name in enumerate(_HEADER) if name in _SHOWN and name != without]
+    shown = [[cell.text if isinstance(cell, Cell) else cell for cell in map(row.__getitem__, places)] for row in rows]
     columns = [list(zip(*same, strict=True)) for same in grouped(shown, itemgetter(0)).values()]
-    return markdown(_SHOWN, [["; ".join(c) if len(set(c)) > 1 else c[0] for c in each] for each in columns])
+    joined = [["; ".join(c) if len(set(c)) > 1 else c[0] for c in each] for each in columns]
+    return markdown([_HEADER[place] for place in places], joined)
 
 
 def _section(stores: Stores, name: str, folder: Path) -> Section:
@@ -86,8 +88,8 @@ def _section(stores: Stores, name: str, folder: Path) -> Section:
         [source, *(exact(sum(v.claim.source == source for v in each)) for each in by_verdict.values())]
         for source in dict.fromkeys(claim.source for claim in CLAIMS)
     ]
-    pages = [f"**{_TABLES[holds][0]}**\n\n{on_page(v.row for v in by_verdict[holds] if v.corrected is not None)}"
-             for holds in (True, False)]  # fmt: skip
+    decided = {holds: [v.row for v in by_verdict[holds] if v.corrected is not None] for holds in (True, False)}
+    pages = [f"**{_TABLES[holds][0]}**\n\n{on_page(rows, 'p' if holds else '')}" for holds, rows in decided.items()]
     files = [Table(_HEADER, [v.row for v in by_verdict[holds]], [], file) for holds, (_, file) in _TABLES.items()]
     return Section([*pages, Table(["source", "hold", "do not", "undecided"], counts, [], "counts"), *files])
 
