@@ -94,7 +94,7 @@ class _ScaledGradient(Function):
     @staticmethod
     def backward(ctx, grad_output):
         (scale,) = ctx.saved_tensors
-        return grad_output * scale.to(grad_output.dtype), None
+        return (grad_output * scale).to(grad_output.dtype), None  # a scale may be beyond float16
 
 
 def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -145,8 +145,9 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     """Let a model's backward pass go through every layer's W'ᵀ; its forward pass stays as it is.
 
     Layers are nn.Linear, nn.Conv1d/2d/3d and their subclasses, and not the projections of nn.MultiheadAttention, which
-    are used without a call. They get hooks; their class, parameters and state dict stay, and corrections may be
-    attached as well. See `uc_linear` for the equation; the adjoint of a convolution scales channels, per group.
+    are used without a call. They get hooks, which a graph that torch.compile has made before does not call. Their
+    class, parameters and state dict stay, and corrections may be attached as well. See `uc_linear` for the equation;
+    the adjoint of a convolution scales channels, per group.
     **p.grad does not hold a gradient of the loss.**
 
     Args:

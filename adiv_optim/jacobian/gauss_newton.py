@@ -171,8 +171,10 @@ class GaussNewton(Optimizer):
         for path, module in self.network.named_modules():
             where = f"GaussNewton.step: {path or 'the network'}"
             if why := why_mixed(module):
-                raise ValueError(f"{where}: {why}, so none has a Jacobian of its own; call .eval().")
-            if module.training and isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                remedy = "call .eval()" if module.training else "build it with track_running_stats=True"
+                raise ValueError(f"{where}: {why}, so none has a Jacobian of its own; {remedy}.")
+            share = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
+            if module.training and isinstance(share, (int, float)) and share > 0:  # attention has a number
                 raise ValueError(f"{where}: {type(module).__name__} drops inputs anew each time; call .eval().")
 
     def metrics(self) -> dict[str, float]:
@@ -186,6 +188,18 @@ class GaussNewton(Optimizer):
         """List every trainable parameter: all are stepped together."""
         sizes = {name: parameter.numel() for name, parameter in _trained_together(self.network).items()}
         return Coverage(dict.fromkeys(sizes, "stepped with all others, by the Jacobian of the network"), elements=sizes)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the damping and the last loss.
+
+        Raises:
+            ValueError: it is another optimizer's.
+        """
+        if any("last_loss" not in group for group in state_dict["param_groups"]):
+            raise ValueError(
+                "GaussNewton.load_state_dict: this is another optimizer's; load what state_dict() returned."
+            )
+        super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a second group: all parameters share one Jacobian and one damping."""

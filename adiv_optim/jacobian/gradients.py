@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from .._checks import check_count, without_none
+from .._checks import check_count, warn, without_none
 from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import label, refuse_attached
-from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed
+from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed, with_state
 from .recording import Call, differentiate
 
 
@@ -31,6 +31,7 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
     Raises:
         ValueError: the layer has no trainable parameter, is a batch norm that mixes samples, or has a correction
             attached (its backward is not its derivative). Submodules are not checked.
+        TypeError: the layer does not return one tensor.
 
     Example:
         >>> import torch
@@ -47,8 +48,12 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
 
     def output(trained: Parameters, *sample: Tensor) -> Tensor:
-        return run(trained, *(tensor.unsqueeze(0) for tensor in sample)).squeeze(0)
+        result = run(trained, *(tensor.unsqueeze(0) for tensor in sample))
+        if not isinstance(result, Tensor):
+            raise TypeError(f"{type(layer).__name__} returned {type(result).__name__}; it must return one tensor.")
+        return result.squeeze(0)
 
+    inputs = with_state(layer, inputs)
     per_sample = vmap(jacrev(output), in_dims=(None, *[0] * len(inputs)), chunk_size=chunk_size)
     return per_sample(trained, *(tensor.detach() for tensor in inputs))
 
@@ -116,6 +121,13 @@ def corrected_gradients(
     _check_layers(chosen)
     recorded = differentiate(model, loss_fn, inputs, targets, chosen, freeze_layers=True)
     gradients = recorded.gradients
+    for path, layer in chosen.items():
+        unseen = [name for p in layer.parameters(recurse=False) if (name := names.get(id(p))) in gradients]
+        if unseen and path not in recorded.calls:
+            unseen_by = f"corrected_gradients: {unseen[0]} has a gradient, and no call of {label(path)} was seen"
+            if layers is not None:
+                raise ValueError(f"{unseen_by}, whose weight another module uses; name that one.")
+            warn(f"{unseen_by}: it stays plain; see `layers`.")
     for path, calls in recorded.calls.items():
         layer = chosen[path]
         for call in calls:

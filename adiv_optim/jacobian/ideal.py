@@ -52,7 +52,7 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
 
     Raises:
         ValueError: the module has no trainable parameter or has a correction attached, grad_output has not the
-            output's shape, or damping is negative.
+            output's shape, damping is negative, or the Jacobian is not finite.
         TypeError: the module does not return one tensor.
 
     Example:
@@ -88,6 +88,8 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     # Row by row: torch has no vmap rule for some operations.
     rows = [torch.cat([part.flatten() for part in pull_back(unit)[0].values()]) for unit in unit_vectors]
     jacobian = at_least_float32(torch.stack(rows))
+    if not jacobian.isfinite().all():
+        raise ValueError(f"ideal_update: the Jacobian of {type(module).__name__} has NaN or inf at these inputs.")
     left, singular, right = torch.linalg.svd(jacobian, full_matrices=False)
     ridge = damping * singular.square().sum() / output.numel()
     cutoff = max(jacobian.shape) * torch.finfo(singular.dtype).eps * singular[0]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
+from .modules import WrittenOut
+
 #: (activation, z) → σ(z), σ′(z), σ″(z).
 _Rule = Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -34,7 +36,8 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
     with :math:`z = Wa + b`, :math:`z' = Wa'` and :math:`z'' = Wa''`, in one pass of 2d + 1 rows; so a gradient by the
     parameters costs that of 2d + 1 points. Any other function is differentiated by torch.func, forward over forward,
-    once for every coordinate, and needs forward-mode rules.
+    once for every coordinate, and needs forward-mode rules. torch's rules for linalg.det, logdet and solve are wrong in
+    second derivatives: write such a function out.
 
     Args:
         model: nn.Sequential, nested too, of nn.Linear and Tanh, Sigmoid, Identity, GELU, SiLU, Softplus, Mish, ELU,
@@ -120,7 +123,8 @@ def _carried_forward(layers: list[nn.Module], x: Tensor) -> Derivatives:
 
 def _by_torch_func(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
     along = vmap(lambda direction: _twice_along(model, x, direction), out_dims=-1)
-    return Derivatives(model(x), *along(torch.eye(len(x), dtype=x.dtype, device=x.device)))
+    with WrittenOut():
+        return Derivatives(model(x), *along(torch.eye(len(x), dtype=x.dtype, device=x.device)))
 
 
 def _twice_along(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,7 +149,7 @@ def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return module(z.clone())  # an activation in place writes here
 
     # The Jacobian of an elementwise function is diagonal: along (1, 1, …) stand its numbers.
-    with torch.enable_grad():  # else torch takes a backward of SiLU and Mish that has no forward rule
+    with WrittenOut():
         return activation(z), *_twice_along(activation, z, torch.ones_like(z))
 
 

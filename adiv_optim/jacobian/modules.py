@@ -6,10 +6,12 @@ from itertools import chain
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.overrides import TorchFunctionMode
 
 from ..rows.models import layers_of, no_such_module, trainable
 
@@ -53,6 +55,57 @@ def call_with(module: nn.Module, tensors: Mapping[str, Tensor], arguments: tuple
             if first_name in tensors:
                 values[name] = tensors[first_name]
     return functional_call(module, values, tuple(map(copied, arguments)), tie_weights=False)
+
+
+class WrittenOut(TorchFunctionMode):
+    """Compute layer and instance normalisation, SiLU and Mish by simpler functions, within a with statement.
+
+    torch's forward rules of the two norms hold the statistics fixed in second derivatives, which are wrong then; those
+    of SiLU and Mish are missing where gradients are off.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
+
+
+def _normalised(input: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    centred = input - input.mean(dims, keepdim=True)
+    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+
+
+def _layer_norm(
+    input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    output = _normalised(input, tuple(range(-len(normalized_shape), 0)), eps)
+    output = output if weight is None else output * weight
+    return output if bias is None else output + bias
+
+
+def _instance_norm(
+    input: Tensor, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
+    use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    if not use_input_stats:
+        return F.instance_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    output, by_channel = _normalised(input, tuple(range(2, input.dim())), eps), (-1, *(1,) * (input.dim() - 2))
+    output = output if weight is None else output * weight.view(by_channel)
+    return output if bias is None else output + bias.view(by_channel)
+
+
+def _silu(input: Tensor, inplace: bool = False) -> Tensor:
+    output = input * input.sigmoid()
+    return input.copy_(output) if inplace else output
+
+
+def _mish(input: Tensor, inplace: bool = False) -> Tensor:
+    output = input * F.softplus(input).tanh()
+    return input.copy_(output) if inplace else output
+
+
+_WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
+    F.layer_norm: _layer_norm, torch.layer_norm: _layer_norm, F.instance_norm: _instance_norm,
+    F.silu: _silu, F.mish: _mish,
+}  # fmt: skip
 
 
 def copied(argument: Any) -> Any:
@@ -128,11 +181,19 @@ def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -
     inputs = tuple(
         each.to(torch.promote_types(each.dtype, dtype)) if each.is_floating_point() else each for each in inputs
     )
+    inputs = with_state(layer, inputs)
     if isinstance(layer, _ConvNd):
         unbatched = inputs[0].dim() == len(layer.kernel_size) + 1
     else:
         unbatched = isinstance(layer, nn.Linear) and inputs[0].dim() == 1
     return ((inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)) if unbatched else (inputs, grad_output)
+
+
+def with_state(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the inputs of a layer; those of a recurrent cell with zeros for a hidden state that is left out."""
+    if isinstance(layer, (nn.RNNCell, nn.GRUCell)) and len(inputs) == 1:
+        return (*inputs, inputs[0].new_zeros(*inputs[0].shape[:-1], layer.hidden_size))
+    return inputs
 
 
 def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:

@@ -47,7 +47,8 @@ def differentiate(
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     keywords = inputs if isinstance(inputs, Mapping) else {}
     arguments = () if keywords else inputs if isinstance(inputs, tuple) else (inputs,)
-    with torch.enable_grad(), recorder.hooks():
+    # A graph that torch.compile has made before does not call these hooks.
+    with torch.enable_grad(), recorder.hooks(), torch.compiler.set_stance("force_eager"):
         output = model(*map(copied, arguments), **{name: copied(value) for name, value in keywords.items()})
         for path, reason in recorder.refused.items() if freeze_layers else ():
             name = f"{label(path)} ({type(layers[path]).__name__})"

@@ -2,15 +2,17 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
-from .modules import Parameters, call_with
+from .._checks import describe
+from .modules import Parameters, WrittenOut, call_with
 
 #: A residual function of (model, *one sample), and the batched tensors that it is mapped over.
 Term = tuple[Any, ...]
@@ -19,12 +21,26 @@ Term = tuple[Any, ...]
 class _Residual(nn.Module):
     """The residual function of a term and its network as one module, which `call_with` runs with other parameters."""
 
-    def __init__(self, network: nn.Module, function: Callable[..., Tensor], tensors: list[Tensor], caller: str) -> None:
+    def __init__(self, network: nn.Module, function: Callable[..., Tensor], tensors: list[Tensor], where: str) -> None:
         super().__init__()
-        self.network, self.function, self.tensors, self.caller = network, function, tensors, caller
+        self.network, self.function, self.tensors, self.where = network, function, tensors, where
         self.dtype = next(parameter.dtype for parameter in network.parameters() if parameter.requires_grad)
         self.count = len(tensors[0])
         self.size = 0  # numbers in the residual of one sample; set by `Terms.evaluate`
+
+    @contextmanager
+    def differentiated(self) -> Iterator[None]:
+        """Let torch differentiate rightly, and say where its errors come from."""
+        try:
+            with WrittenOut():
+                yield
+        except (RuntimeError, ValueError, IndexError) as error:
+            error.add_note(
+                f"{self.where}: this residual runs once for all samples, by torch.func.vmap. Points have the dtype of "
+                "the parameters; a branch is a torch.where, an index a torch.gather or a one-hot row made before the "
+                "step; random numbers are drawn before it, and .eval() ends dropout."
+            )
+            raise
 
     def forward(self, *sample: Tensor) -> Tensor:
         residual = self.function(self.network, *sample)
@@ -32,7 +48,7 @@ class _Residual(nn.Module):
             is_tensor = isinstance(residual, Tensor)
             form = f"{tuple(residual.shape)} of {residual.dtype}" if is_tensor else f"a {type(residual).__name__}"
             raise TypeError(
-                f"{self.caller}: a residual is {form}; it must be a tensor of {self.dtype}, as the parameters are, "
+                f"{self.where}: a residual is {form}; it must be a tensor of {self.dtype}, as the parameters are, "
                 "with at least 1 number."
             )
         return residual.flatten()
@@ -55,16 +71,19 @@ class Terms:
     def __init__(self, network: nn.Module, terms: Sequence[Term], caller: str) -> None:
         _check_terms(terms, caller)
         self.caller = caller
-        self.residuals = [_Residual(network, function, tensors, caller) for function, *tensors in terms]
+        self.residuals = [
+            _Residual(network, function, tensors, f"{caller}: terms[{number}]")
+            for number, (function, *tensors) in enumerate(terms)
+        ]
 
     def evaluate(self, parameters: Parameters) -> Tensor:
         """Return the residuals at some parameters, (residuals,), each divided by the root of its term's count."""
         by_term = []
-        with torch.enable_grad():  # else torch takes a backward of SiLU and Mish that has no forward rule
-            for residual in self.residuals:
+        for residual in self.residuals:
+            with residual.differentiated():
                 values = vmap(partial(_call, residual, parameters))(*residual.tensors)
-                residual.size = values.shape[1]
-                by_term.append(values.flatten() / values.numel() ** 0.5)
+            residual.size = values.shape[1]
+            by_term.append(values.flatten() / values.numel() ** 0.5)
         return torch.cat(by_term)
 
     def jacobian(self, parameters: Parameters, chunk_size: int | None) -> Tensor:
@@ -81,11 +100,11 @@ class Terms:
         jacobian, start = like.new_empty(total, sum(widths)), 0
         for residual in self.residuals:
             # A residual of one number needs no vmap over its numbers, as jacrev has.
-            is_single = residual.size == 1
-            derivative: Any = grad(partial(_call_for_one, residual)) if is_single else jacrev(partial(_call, residual))
-            per_sample = vmap(derivative, in_dims=(None, *[0] * len(residual.tensors)))
+            derivative = _gradient if residual.size == 1 else _jacobian
+            per_sample = vmap(partial(derivative, residual), in_dims=(None, *[0] * len(residual.tensors)))
             for chunk in zip(*(tensor.split(chunk_size or residual.count) for tensor in residual.tensors), strict=True):
-                by_name = per_sample(parameters, *chunk)
+                with residual.differentiated():
+                    by_name = per_sample(parameters, *chunk)
                 rows = jacobian[start : start + len(chunk[0]) * residual.size]
                 for columns, name in zip(rows.split(widths, dim=1), parameters, strict=True):
                     columns.copy_(by_name[name].reshape(columns.shape))
@@ -95,18 +114,24 @@ class Terms:
 
 
 def _call(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Tensor:
-    return call_with(residual, {f"network.{name}": value for name, value in parameters.items()}, sample)
+    buffers = {name: buffer.clone() for name, buffer in residual.named_buffers()}  # which the network may change
+    return call_with(residual, buffers | {f"network.{name}": value for name, value in parameters.items()}, sample)
 
 
-def _call_for_one(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Tensor:
-    return _call(residual, parameters, *sample)[0]
+def _jacobian(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Parameters:
+    # A sample may be complex, which jacrev takes no argument of.
+    return cast(Parameters, jacrev(lambda at: _call(residual, at, *sample))(parameters))
+
+
+def _gradient(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Parameters:
+    return grad(lambda at: _call(residual, at, *sample)[0])(parameters)
 
 
 def _check_terms(terms: Any, caller: str) -> None:
     if not isinstance(terms, (list, tuple)) or not terms:
         raise TypeError(
-            f"{caller} takes a list of terms, [(residual, points), …], and no closure, whose residuals would have to "
-            f"be differentiated by a backward pass each; found {type(terms).__name__}."
+            f"{caller} takes a list of terms, [(residual, points), …], with at least one, and no closure, whose "
+            f"residuals would have to be differentiated by a backward pass each; found {describe(terms)}."
         )
     for number, term in enumerate(terms):
         has_function = isinstance(term, (list, tuple)) and len(term) > 1 and callable(term[0])

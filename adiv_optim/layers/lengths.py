@@ -74,7 +74,7 @@ class IsotropicTanh(nn.Module):
     r"""Bound the length of each row and keep its direction: :math:`\tanh(|x|)\, x / |x|`.
 
     Bird 2025, Eq. 29: unlike the elementwise tanh it commutes with every rotation. At 0 it is the identity to
-    second order.
+    second order. Rows beyond 2·10¹⁹ in float32, whose squares overflow, come out as 0.
 
     Args:
         dim: the dimension, or dimensions, a row extends over; 1 for the channels of images.

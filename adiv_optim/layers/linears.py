@@ -57,7 +57,7 @@ class AffineLikeLinear(nn.Linear):
 
     Bird 2025, Eq. 37; with :math:`\alpha = \beta = 1` Eq. 19. A gradient step then moves the output of a lone
     sample by exactly :math:`-\eta g`. Unlike a normaliser it tells rows of different length apart, and there is no
-    singularity at x = 0.
+    singularity at x = 0. Of rows beyond 2·10¹⁹ in float32 squares overflow, and z is 0.
 
     With `bias=False`, β only softens small inputs: the step is
     :math:`-\eta g\,\alpha^2|x|^2 / (\alpha^2|x|^2 + \beta^2)`.
@@ -120,7 +120,8 @@ class NormLikeLinear(nn.Linear):
         args, kwargs: as for torch.nn.Linear, by position or by name.
         alpha: its sign is that of Wx, by name; finite and not 0.
         beta: coefficient of b, by name, strictly between -1 and 1; None is Eq. 17.
-        eps: |x| is clamped from below at this value, by name; zero rows give βb, or b.
+        eps: |x| is clamped from below at this value, by name; zero rows give βb, or b, and so do rows beyond 2·10¹⁹ in
+            float32, whose squares overflow.
 
     Shape:
         Input (..., in_features), output (..., out_features).

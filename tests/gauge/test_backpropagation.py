@@ -33,6 +33,20 @@ def test_backward_is_the_formula(shape, with_bias):
     assert relative_error(x.grad, g @ weight) > 1e-2  # torch's own
 
 
+def test_scales_beyond_float16_do_not_overflow_in_its_gradients():
+    layer, x = nn.Linear(4, 3).float(), torch.randn(5, 4, dtype=torch.float32)
+    with torch.no_grad():
+        layer.weight[0].mul_(1e-6)  # of which 1/D is 10⁶
+    gradients = []
+    for enabled in (False, True):
+        with uc_backpropagation(layer), torch.autocast("cpu", torch.float16, enabled=enabled):
+            output = layer(x)
+        gradients += torch.autograd.grad(output, layer.weight, torch.full_like(output, 1e-3))
+    plain, low = gradients
+    assert relative_error(low, plain) < 1e-2
+    assert plain[0].abs().max() > 100 * plain[1:].abs().max()
+
+
 def test_vmap_is_a_loop():
     weight, x = torch.randn(4, 5), torch.randn(3, 2, 5)
 

@@ -27,6 +27,12 @@ NETWORKS = {
     **{kind.__name__: network(kind()) for kind in _ELEMENTWISE},
     "unknown": network(Sine()),
     "linear": nn.Linear(2, 3),
+    # torch's forward rules of both hold the statistics fixed in second derivatives.
+    "layer norm": nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)),
+    "instance norm": nn.Sequential(
+        nn.Linear(2, 8), nn.Unflatten(0, (2, 4)), nn.InstanceNorm1d(2, affine=True), nn.Flatten(0), nn.Linear(8, 3)
+    ),
+    "SiLU and Mish of a module": network(nn.Sequential(nn.SiLU(), Sine(), nn.Mish())),
 }
 
 

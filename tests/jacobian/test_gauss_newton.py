@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, jacrev
 from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import GaussNewton
@@ -201,6 +201,51 @@ def test_damping_rises_where_the_loss_of_new_points_is_more_than_twice_the_last(
         last = optimizer.step(terms).item()
         assert optimizer.metrics()["damping"] == pytest.approx(used)
         assert optimizer.param_groups[0]["damping"] == pytest.approx(after)
+
+
+@pytest.mark.parametrize("second", [laplacian, lambda model, x: jacrev(jacrev(model))(x).diagonal(dim1=1, dim2=2)])
+def test_jacobian_through_a_layer_norm_is_that_of_differences(second):
+    model, points = nn.Sequential(nn.Linear(2, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 1)), torch.rand(4, 2)
+    terms = Terms(model, [(lambda model, x: second(model, x).sum(), points)], "test")
+    start = {name: p.detach() for name, p in model.named_parameters()}
+    terms.evaluate(start)
+    jacobian, column, h = terms.jacobian(start, None), 0, 1e-5
+    for name, p in start.items():
+        for place in range(p.numel()):
+            move = torch.zeros(p.numel()).index_fill_(0, torch.tensor(place), h).view_as(p)
+            ends = [terms.evaluate({**start, name: p + sign * move}) for sign in (1, -1)]
+            assert torch.allclose(jacobian[:, column], (ends[0] - ends[1]) / (2 * h), rtol=1e-5, atol=1e-6), name
+            column += 1
+
+
+class Centred(nn.Module):
+    """A network that keeps a running mean, and counts its calls in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("mean", torch.ones(2))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.mean, self.calls = 0.9 * self.mean + 0.1 * x.detach(), self.calls.add_(1)
+        return self.layer(x - self.mean)
+
+
+def test_buffers_that_a_network_changes_stay_as_they_were():
+    model = Centred()
+    GaussNewton(model).step([(lambda model, x: model(x) - 1, torch.rand(5, 2))])
+    assert torch.equal(model.mean, torch.ones(2))
+    assert model.calls == 0
+    copy.deepcopy(model)(torch.rand(2))
+
+
+def test_samples_may_be_complex():
+    model, x, y = nn.Linear(2, 2), torch.rand(3, 2), torch.randn(3, dtype=torch.complex128)
+    other = copy.deepcopy(model)
+    GaussNewton(model).step([(lambda model, x, y: model(x) - torch.view_as_real(y), x, y)])
+    GaussNewton(other).step([(lambda model, x, y: model(x) - y, x, torch.view_as_real(y))])
+    assert torch.equal(weights(model), weights(other))
 
 
 def test_a_step_that_cannot_lower_the_loss_leaves_the_weights_bit_for_bit():

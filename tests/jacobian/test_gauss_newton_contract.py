@@ -52,7 +52,7 @@ def test_hooks_of_steps_run_and_it_prints_what_it_is():
 
 REGRESSION = [(lambda model, x: model(x), torch.rand(3, 2))]
 REFUSED = {
-    "no-list": (network, 3, TypeError, "takes a list of terms, .* no closure, .* found int"),
+    "no-list": (network, 3, TypeError, "takes a list of terms, .* no closure, .* found 3"),
     "no-tensor": (network, [(inside,)], TypeError, r"terms\[0\] is not \(residual, tensor, …\)"),
     "lengths": (network, [(on_the_sides, torch.rand(3, 2), torch.rand(2))], ValueError, "have 3, 2 rows"),
     "empty": (network, [(inside, torch.rand(0, 2))], ValueError, "at least 1"),
@@ -62,11 +62,15 @@ REFUSED = {
     ),
     "batchnorm-without-statistics": (
         lambda: nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)).eval(), REGRESSION, ValueError,
-        r"0: BatchNorm1d mixes the samples",
+        r"0: BatchNorm1d mixes the samples.*build it with track_running_stats=True",
     ),
     "attached": (
         lambda: nn.Sequential(attach(nn.Linear(2, 1), Proportional())), REGRESSION, ValueError,
         r"layer '0' already has a correction .*detach\(model\) first",
+    ),
+    "none": (network, [], TypeError, "with at least one, .* found a list of 0"),
+    "attention": (
+        lambda: nn.MultiheadAttention(2, 1, dropout=0.1), REGRESSION, ValueError, "MultiheadAttention drops inputs",
     ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)), REGRESSION, ValueError, r"1: Dropout drops inputs",
@@ -197,10 +201,28 @@ def test_a_damping_above_the_most_is_the_most():
     lambda model, x: 1.0, lambda model, x: model(x)[:0], lambda model, x: model(x).float(),
 ])  # fmt: skip
 def test_residuals_that_are_no_tensors_of_the_parameters_type_are_refused(residual):
-    with pytest.raises(TypeError, match=r"GaussNewton.step: a residual is .*; it must be a tensor of torch.float64"):
+    with pytest.raises(
+        TypeError, match=r"GaussNewton.step: terms\[0\]: a residual is .*; it must be a tensor of torch.float64"
+    ):
         GaussNewton(network()).step([(residual, torch.rand(3, 2))])
 
 
-def test_a_loss_that_is_another_at_every_evaluation_is_refused():
-    with pytest.raises(RuntimeError, match="random operation"):
-        GaussNewton(network()).step([(lambda model, x: model(x) + torch.randn(1), torch.rand(3, 2))])
+@pytest.mark.parametrize(("residual", "dtype", "message"), [
+    (lambda model, x: model(x) + torch.randn(1), torch.float64, "random operation"),
+    (lambda model, x: model(x) if x[0] > 0.5 else -model(x), torch.float64, "data-dependent control flow"),
+    (lambda model, x: model(x), torch.float32, "same dtype"),
+])  # fmt: skip
+def test_errors_of_torch_say_which_residual_and_what_to_do(residual, dtype, message):
+    model = network()
+    with pytest.raises(RuntimeError, match=message) as error:
+        GaussNewton(model).step(
+            [(lambda model, x: model(x), torch.rand(2, 2)), (residual, torch.rand(3, 2, dtype=dtype))]
+        )
+    (note,) = error.value.__notes__
+    assert note.startswith("GaussNewton.step: terms[1]: this residual runs once for all samples")
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    model = network()
+    with pytest.raises(ValueError, match="this is another optimizer's"):
+        GaussNewton(model).load_state_dict(torch.optim.Adam(model.parameters()).state_dict())

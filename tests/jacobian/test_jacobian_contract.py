@@ -194,6 +194,40 @@ def test_layer_jacobians_say_what_has_none(layer, options, message):
         jacobian.layer_jacobians(layer, X, **options)
 
 
+def test_layer_jacobians_are_of_one_tensor():
+    with pytest.raises(TypeError, match="Model returned tuple; it must return one tensor"):
+        jacobian.layer_jacobians(two_tensors(), X)
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell])
+def test_a_recurrent_cell_begins_with_zeros(kind):
+    cell, x = kind(4, 2), torch.randn(3, 4)
+    given = Model(lambda model, x: model.cell(x, x.new_zeros(3, 2)), cell=cell)
+    found, wanted = (jacobian.corrected_gradients(each, squares, x, 0.0, Proportional()) for each in (cell, given))
+    assert all(torch.equal(found[name], wanted[f"cell.{name}"]) for name in found)
+    assert any((gradient != p).any() for gradient, p in zip(found.values(), cell.parameters(), strict=True))
+
+
+def test_a_layer_that_is_used_without_a_call_is_named():
+    model = Model(
+        lambda model, x: F.linear(model.first(x), model.second.weight), first=nn.Linear(4, 3), second=nn.Linear(3, 2)
+    )
+    with pytest.raises(ValueError, match=r"second.weight has a gradient, and no call of layer 'second' was seen"):
+        jacobian.corrected_gradients(model, squares, X, 0.0, Proportional(), layers=["second"])
+    with pytest.warns(UserWarning, match="no call of layer 'second' was seen: it stays plain"):
+        jacobian.corrected_gradients(model, squares, X, 0.0, Proportional())
+
+
+def test_a_compiled_model_is_run_as_it_is_written():
+    model, x = mlp(), torch.randn(3, 4)
+    wanted = jacobian.corrected_gradients(model, squares, x, 0.0, Proportional())
+    compiled = torch.compile(model, backend="eager")
+    squares(compiled(x), 0.0).backward()
+    found = jacobian.corrected_gradients(compiled, squares, x, 0.0, Proportional())
+    assert all(torch.equal(found[f"_orig_mod.{name}"], gradient) for name, gradient in wanted.items())
+    assert any(not torch.allclose(p.grad, wanted[name]) for name, p in model.named_parameters())
+
+
 def test_input_changed_in_place_after_the_layer_read_it_is_read_as_it_was():
     def in_place(model, x):
         x = model.first(x)
