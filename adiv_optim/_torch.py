@@ -10,11 +10,17 @@ from torch._C import _will_engine_execute_node as _is_executed
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.optim import optimizer as _optimizer
 
 __all__ = [
-    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "functorch", "is_batched",
+    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "functorch", "has_global_step_hooks", "is_batched",
     "is_within_transform", "keeps_graph", "outside_transforms", "plain_tensor", "reached_by",
 ]  # fmt: skip
+
+
+def has_global_step_hooks() -> bool:
+    """Whether there are hooks on the steps of all optimizers."""
+    return bool(_optimizer._global_optimizer_pre_hooks or _optimizer._global_optimizer_post_hooks)
 
 
 def backward_pass() -> int:

@@ -23,11 +23,15 @@ class _Linear(Function):
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction, label: str) -> Tensor:
-        if weight.dim() == 2:
+        if weight.dim() == 2 == input.dim():
             return F.linear(input, weight, bias)
-        rows = _as_rows(input, is_stack=True)
-        output = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
-        return output.view(*input.shape[:-1], weight.shape[1])
+        if weight.dim() == 2:
+            output = F.linear(input, weight, bias)
+        else:
+            rows = _as_rows(input, is_stack=True)
+            output = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        # No view, which autograd would not let an activation change in place.
+        return torch.ops.aten._unsafe_view(output, [*input.shape[:-1], weight.shape[-2]])
 
     @staticmethod
     def setup_context(ctx, inputs, output):

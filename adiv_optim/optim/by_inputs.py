@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .. import _device
@@ -70,7 +71,7 @@ def covariance_metrics(layers: Sequence[LayerInputs], damping: float) -> dict[st
         low, high = (_device.to_float64(ends) for ends in covariance.extremes())
         ridge = _device.to_float64(covariance.ridge(damping))
         numbers[f"{layer.name}/input_rms"] = level.mean().sqrt().item()
-        numbers[f"{layer.name}/condition"] = (high / low).max().item()
+        numbers[f"{layer.name}/condition"] = torch.where(high > 0, high / low, 1.0).max().item()  # of no inputs but 0
         numbers[f"{layer.name}/damped_condition"] = ((high + ridge) / (low + ridge)).max().item()
     for key in ("condition", "damped_condition"):
         worst = (value for name, value in numbers.items() if name.endswith(f"/{key}"))

@@ -122,7 +122,7 @@ class LayerInputs:
             return
         is_watched = output is not None and not _torch.is_within_transform()
         with _torch.DisableTorchFunctionSubclass():
-            nodes = nodes_of(output) if is_watched and weight.requires_grad else ()
+            nodes = nodes_of(output, input) if is_watched and weight.requires_grad else ()
             if is_watched and not nodes:
                 return
             node = node_of(weight) if nodes else None
@@ -207,12 +207,15 @@ class WaitingSums:
         return None if watched is None else watched[0]
 
 
-def nodes_of(output: Any) -> Collection[Any]:
-    """Return the nodes of the graph that made a layer's output."""
+def nodes_of(output: Any, input: Tensor) -> Collection[Any]:
+    """Return the nodes of the graph that made a layer's output of an input."""
     if isinstance(output, Tensor):
-        return () if output.grad_fn is None else (output.grad_fn,)
+        # Of a view, as a linear layer returns for more than two dimensions, an operation in place makes another node.
+        base = output._base if output._is_view() else None
+        made = [output] if base is None or base is input or base is input._base else [output, base]
+        return {tensor.grad_fn for tensor in made if tensor.grad_fn is not None}
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
-    return {node for part in parts for node in nodes_of(part)}
+    return {node for part in parts for node in nodes_of(part, input)}
 
 
 def node_of(weight: Tensor) -> Any:

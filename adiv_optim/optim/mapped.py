@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
+from .. import _torch
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.models import Coverage
@@ -19,7 +20,7 @@ from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
 READ_NO_WEIGHTS: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
-READ_NO_WEIGHTS |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
+READ_NO_WEIGHTS |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon, optim.Rprop}
 #: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
 _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
 
@@ -183,7 +184,8 @@ def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Whether there are hooks on a step, which may read the weights in it."""
-    return any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in optimizers_in(optimizer))
+    own = (each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in optimizers_in(optimizer))
+    return _torch.has_global_step_hooks() or any(own)
 
 
 def has_zero_lr(group: Mapping[str, Any]) -> bool:
@@ -218,6 +220,7 @@ def decay_factors(optimizer: Optimizer) -> dict[int, float]:
             if decay == 0:
                 factors |= dict.fromkeys(map(id, group["params"]), 1.0)
             elif is_decoupled and (not isinstance(rate, Tensor) or rate.device.type == "cpu"):
+                rate = float(rate) if group.get("fused") else rate  # others round the product as the rate is
                 factors |= dict.fromkeys(map(id, group["params"]), float(1 - rate * decay))
     return factors
 

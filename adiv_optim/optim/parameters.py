@@ -58,7 +58,7 @@ def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved:
     replaced = [
         name for name, p in names.items() if name not in of_optimizer and p.grad is not None and p.requires_grad
     ]
-    outside = [name for name in of_optimizer if name not in names]
+    outside = [name for name, p in of_optimizer.items() if name not in names and p.grad is None]
     if outside and replaced:
         return (
             f"{', '.join(replaced[:3])}{', …' * (len(replaced) > 3)} of {type(model).__name__} has a gradient and is "

@@ -55,7 +55,7 @@ class Watch(MeasuredLayers):
             raise ValueError(f"{name}: decay is {decay}; it must be at least 0 and below 1.")
         check_count(name, every=every)
         self.name, self.model, self.change = name, unwrapped(model), change
-        self.every, self.decay, self.process_group = every, decay, DataParallelGroup(name, process_group)
+        self.every, self.decay, self.process_group = every, float(decay), DataParallelGroup(name, process_group)
         self.skip = skip if isinstance(skip, str) else tuple(skip)
         watched = {"decay": decay, "every": every, "process_group": self.process_group, "skip": self.skip}
         self.settings = {**settings, **watched}

@@ -189,7 +189,7 @@ class SavedEntries(NamedTuple):
     @property
     def settings(self) -> dict[str, int]:
         """The settings that shapes follow from, and 0 for those that are None."""
-        return {name: self.watch.settings[name] or 0 for name in _SHAPING if name in self.watch.settings}
+        return {name: int(self.watch.settings[name] or 0) for name in _SHAPING if name in self.watch.settings}
 
     def named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return all entries of a parameter, by their names in a state dict."""

@@ -101,3 +101,11 @@ def test_a_first_layer_may_be_stepped_on_between_two_losses_and_one_whose_input_
     assert torch.equal(second_loss_behind_a_step(model, x), wanted)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         second_loss_behind_a_step(model, x.requires_grad_())
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 4), (4,), (5, 4)])
+def test_an_output_may_be_changed_in_place(shape):
+    x, layer = torch.randn(shape), attach(nn.Linear(4, 3), Proportional())
+    gradients = [torch.autograd.grad(act(layer(x)).sum(), layer.weight)[0] for act in (F.relu, F.relu_)]
+    assert torch.equal(*gradients)
+    assert gradients[0].any()

@@ -327,3 +327,24 @@ def test_convolutions_wait_as_well():
     optimizer.step()
     assert rows_counted(optimizer) == {"weight": 6}
     del kept
+
+
+IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "whole": F.relu_,
+    "a slice": lambda output: output[..., 0].zero_(),
+    "without a gradient": lambda output: output.detach().add_(1),
+}
+
+
+@each_by_inputs
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("shape", [(2, 5, 4), (4,)])
+def test_rows_of_an_output_that_is_changed_in_place_count_once(wrapper, name, shape):
+    """With more or less than two dimensions the output is a view, to which the change gives another node."""
+    layer = nn.Linear(4, 3)
+    optimizer = wrapper(sgd(layer), layer)
+    output = layer(torch.randn(shape))
+    IN_PLACE[name](output)
+    output.square().sum().backward()
+    optimizer.step()
+    assert rows_counted(optimizer) == {"weight": output[..., 0].numel()}

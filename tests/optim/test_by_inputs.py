@@ -269,3 +269,13 @@ def test_a_bias_that_the_optimizer_does_not_hold_has_no_part_in_the_step(wrapper
         model(x).square().sum().backward()
         optimizer.step()
     assert torch.equal(one.weight, other.weight)
+
+
+@pytest.mark.parametrize("wrapper", [Whitened, Preconditioned])
+def test_a_layer_whose_inputs_were_all_zero_has_a_condition(wrapper):
+    layer = nn.Linear(4, 2, bias=False)
+    optimizer = wrapper(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+    layer(torch.zeros(5, 4)).sum().backward()
+    optimizer.step()
+    found = optimizer.metrics()
+    assert found[f"{wrapper.__name__}/largest_condition"] == found[f"{wrapper.__name__}/weight/condition"] == 1.0

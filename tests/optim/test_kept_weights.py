@@ -133,6 +133,9 @@ def test_states_that_are_no_weights_are_none(wrap):
     with torch.no_grad():
         model[0].bias.zero_()
     stepped(model, wrap(Counting(model.parameters()), model), inputs(0), inputs(1))
+    with torch.no_grad():
+        model[2].bias.fill_(0.01)  # as the sizes of the first steps of Rprop are
+    stepped(model, wrap(torch.optim.Rprop(model.parameters(), lr=0.01), model), inputs(0))
 
 
 @pytest.mark.parametrize("wrap", OF_GRADIENTS.values(), ids=OF_GRADIENTS)
@@ -150,10 +153,13 @@ class Decoupled(Plain):
         p.sub_(p.grad.sign(), alpha=group["lr"])
 
 
+FUSED = 1 - 0.5 * torch.tensor(0.1, dtype=torch.float32).item()
 DECAYS = {
     "adamw": (lambda p: AdamW(p, lr=0.1, weight_decay=0.5), 0.95),
     "nadam": (lambda p: torch.optim.NAdam(p, lr=0.2, weight_decay=0.5, decoupled_weight_decay=True), 0.9),
     "none": (lambda p: SGD(p, lr=0.1), 1.0),
+    # Fused kernels multiply in double, whatever the rate is.
+    "fused": (lambda p: AdamW(p, torch.tensor(0.1, dtype=torch.float32), weight_decay=0.5, fused=True), FUSED),
 }
 
 

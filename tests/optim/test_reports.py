@@ -86,6 +86,16 @@ def test_a_head_that_was_replaced_is_told_at_the_first_step_and_once(wrap):
 
 
 @each_wrapper
+def test_a_parameter_outside_that_trains_beside_a_part_of_the_model_is_no_sign_of_another(wrap):
+    model, temperature = network(4, 6, 3), nn.Parameter(torch.ones(1))
+    opt = wrap(torch.optim.SGD([*model[0].parameters(), temperature], lr=0.1), model)
+    for _ in range(3):  # warnings are errors
+        opt.zero_grad()
+        (temperature * model(X)).square().mean().backward()
+        opt.step()
+
+
+@each_wrapper
 def test_a_model_that_was_made_anew_is_told_at_the_second_step(wrap):
     model = network(4, 6, 3)
     opt = wrap(sgd(model), model)

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as optim_hooks
 from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
@@ -247,7 +248,7 @@ def test_a_gradient_of_0_changes_no_bit(kind):
         assert all(torch.equal(bits(model.get_parameter(name)), before[name]) for name in treated)
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(5))
 @pytest.mark.parametrize("kind", ["pre", "post"])
 def test_hooks_that_may_read_the_weights_find_them_wherever_they_are(place, kind):
     """Weights that begin from zero would be as small as the step."""
@@ -256,9 +257,10 @@ def test_hooks_that_may_read_the_weights_find_them_wherever_they_are(place, kind
     chain = ChainedOptimizer(parts)
     within = GradientOnly(chain, model, Proportional())
     optimizer, seen = Whitened(within, model), []
-    holder = (*parts, chain, within)[place]
-    getattr(holder, f"register_step_{kind}_hook")(lambda *_: seen.append(float(model.weight.detach().abs().max())))
-    train(model, optimizer, [(torch.randn(9, 6), torch.randint(4, (9,)))])
+    of_all = getattr(optim_hooks, f"register_optimizer_step_{kind}_hook")
+    register = (*(getattr(each, f"register_step_{kind}_hook") for each in (*parts, chain, within)), of_all)[place]
+    with register(lambda *_: seen.append(float(model.weight.detach().abs().max()))):
+        train(model, optimizer, [(torch.randn(9, 6), torch.randint(4, (9,)))])
     assert min(seen) > 1e-3
 
 

@@ -1,9 +1,11 @@
 """`state` is the inner optimizer's own mapping: programs that read it, reset it or move moments in it find torch's."""
 
 import copy
+import io
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import SGD, Adam
 
-from adiv_optim import ChainedOptimizer
+from adiv_optim import ChainedOptimizer, Whitened
 from tests.helpers.revive import through_a_file
 from tests.helpers.steps import inputs, network, same, stepped, weights
 from tests.wrappers import REMEMBERING, WRAPPERS, Wrapper, each_wrapper
@@ -209,3 +211,16 @@ def test_resume_is_exact_for_a_layer_that_was_seen_before_it_trained(name: str, 
         step(model, optimizer, number)
         step(other, resumed, number)
     assert same(weights(other), weights(model))
+
+
+def test_settings_that_are_numbers_of_numpy_are_saved_as_pythons():
+    layer = nn.Linear(20, 3)
+    settings = {"rank": np.int64(4), "max_dim": np.int64(30), "decay": np.float32(0.5)}
+    optimizer, file = Whitened(SGD(layer.parameters(), lr=0.1, momentum=0.9), layer, **settings), io.BytesIO()
+    for _ in range(3):
+        optimizer.zero_grad()
+        layer(torch.randn(4, 20)).sum().backward()
+        optimizer.step()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    optimizer.load_state_dict(torch.load(file))
