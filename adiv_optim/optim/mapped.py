@@ -112,7 +112,12 @@ class Mapped(OptimizerWrapper):
         unknown = self._that_may_read_weights()
         before = {p: p.detach().clone() for each in unknown for group in each.param_groups for p in group["params"]}
         step()
-        refuse_kept_weights(type(self).__name__, unknown, before)
+        try:
+            refuse_kept_weights(type(self).__name__, unknown, before)
+        except ValueError:
+            for p, old in before.items():
+                p.copy_(old)
+            raise
 
     def _that_may_read_weights(self) -> list[Optimizer]:
         """List the optimizers of the step that are not torch's."""

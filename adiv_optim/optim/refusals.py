@@ -43,7 +43,8 @@ def refuse_kept_weights(name: str, unknown: Iterable[Optimizer], before: Mapping
     """
     for each in (each for each in unknown if "takes_step_of" not in vars(type(each))):
         # D-Adaptation and those after it; Adafactor has a setting d.
-        entries = ["d"] if any({"d", "growth_rate"} <= group.keys() for group in each.param_groups) else []
+        has_distance = any({"d", "growth_rate"} <= group.keys() for group in each.param_groups)
+        entries = ["d"] if has_distance or type(each).__name__.startswith("DAdapt") else []
         for parameter in (p for group in each.param_groups for p in group["params"] if p in each.state):
             copies = [parameter, *([before[parameter]] if parameter in before else [])]
             entries += [key for key, value in each.state[parameter].items() if any(_is_copy(value, c) for c in copies)]

@@ -159,7 +159,8 @@ class MeasuredLayers(Watching):
             return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
         return bool(layers) * (
             "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
-            "model that torch.compile has compiled, which would not see the hooks."
+            "model that torch.compile has compiled, or of another of the same classes, whose graph has no hooks; or "
+            "call torch._dynamo.reset() then."
         )
 
 

@@ -34,7 +34,7 @@ class Whitened(Mapped):
     samples, tokens or patches; groups of a convolution each have an A. A layer of any other class with a `weight` of
     shape (out_features, in_features) says which rows that multiplies by a method `input_rows(input)`: it returns them,
     (…, in_features). All else takes the plain step, as `coverage` says. A layer's weight and bias go together: where
-    one has no gradient, or alone has a learning rate of 0, both take the plain step.
+    one that trains has no gradient, or alone has a learning rate of 0, both take the plain step.
 
     A is gathered in forward passes with gradients enabled, without keeping activations, and only before the steps that
     measure: one in `every`, at irregular places, and more often at first (1, 2, 4, …). Micro-batches add up, and so do

@@ -211,5 +211,6 @@ def describe_uncalled(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
     return (
         f"{', '.join(paths[:4])}{more}: these have gradients, but their layers were never called. Another module "
-        "uses their weights; name the layers in skip."
+        "uses their weights: name the layers in skip. Or torch.compile takes the graph of another model of the same "
+        "classes, without hooks: call torch._dynamo.reset() once the wrapper is there."
     )
