@@ -131,7 +131,8 @@ class SelfScaledBFGS(Optimizer):
         return loss
 
 
-lbfgs = partial(LBFGS, history_size=50, line_search_fn="strong_wolfe")
+# By torch's tolerances it would stop at errors that are large here.
+lbfgs = partial(LBFGS, history_size=50, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0)
 
 
 class AdamThenLBFGS(Optimizer):
@@ -141,8 +142,7 @@ class AdamThenLBFGS(Optimizer):
         parameters = list(params)
         super().__init__(parameters, {"lr": lr})
         self.left, self.adam = adam_steps, Adam(parameters, lr=lr)
-        # By torch's tolerances it would stop at errors that are large here.
-        self.lbfgs = lbfgs(parameters, tolerance_grad=0, tolerance_change=0)
+        self.lbfgs = lbfgs(parameters)
 
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         self.left -= 1

@@ -89,10 +89,11 @@ class Operator(nn.Module):
 
     def __init__(self, norm: str, rate: float) -> None:
         super().__init__()
-        self.lift, self.project = nn.Linear(2, CHANNELS), nn.Sequential(*perceptron((CHANNELS, 64, 1), "none", nn.GELU))
+        self.lift, project = nn.Linear(2, CHANNELS), nn.Sequential(*perceptron((CHANNELS, 64, 1), "none", nn.GELU))
         self.modes = nn.ModuleList(Spectral(rate) for _ in range(BLOCKS))
         self.beside = nn.ModuleList(nn.Linear(CHANNELS, CHANNELS) for _ in range(BLOCKS))
         self.norms = nn.ModuleList(nn.Sequential(*(kind(CHANNELS) for kind in NORMS[norm])) for _ in range(BLOCKS))
+        self.project = project  # last, as Muon leaves the last matrix to Adam
 
     def forward(self, u: Tensor) -> Tensor:
         where = torch.linspace(0, 1, u.shape[1] + 1)[:-1].expand_as(u)
