@@ -164,7 +164,7 @@ def ten_steps(run: FieldRun, problem: Problem) -> Callable[[], None]:
     return ten_times(partial(optimizer.step, closure))
 
 
-#: A measurement counts up to this share of a run's seconds.
+#: A measurement counts up to this share of a run's seconds, or half a second more than these.
 LATEST = 1.01
 
 
@@ -184,7 +184,7 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
     while True:
         progress = number / run.steps if run.steps else spent / (run.seconds or 1.0)
         is_over = getattr(optimizer, "converged", False)  # of those that search
-        if run.seconds and progress > LATEST and number > 1:
+        if run.seconds and spent > max(LATEST * run.seconds, run.seconds + 0.5):
             return history  # a step that took long has come too late
         if progress >= next_at or progress >= 1 or is_over:
             next_at += 1 / MEASUREMENTS
