@@ -23,10 +23,10 @@ class _Linear(Function):
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction, label: str) -> Tensor:
-        if weight.dim() == 2 == input.dim():
-            return F.linear(input, weight, bias)
         if weight.dim() == 2:
             output = F.linear(input, weight, bias)
+            if input.dim() == 2:
+                return output
         else:
             rows = _as_rows(input, is_stack=True)
             output = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
