@@ -2,7 +2,6 @@
 
 from .convolutions import conv1d, conv2d, conv3d
 from .linears import linear
-from .patches import box_sum, patch_squared_norm
-from .shared import squared_norm
+from .shared import box_sum, patch_squared_norm, squared_norm
 
 __all__ = ["box_sum", "conv1d", "conv2d", "conv3d", "linear", "patch_squared_norm", "squared_norm"]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .linears import summed
-from .patches import Geometry, Patches, cross_gram, padded
+from .patches import Geometry, Patches, cross_gram
+from .shared import padded
 
 #: Costs, in multiplications. The fixed cost of a pair of taps: some 10 µs of one core.
 _PAIR_COST = 2**19

@@ -1,85 +1,16 @@
-"""The rows X that a weight multiplies, as patches: unfolding a few samples at a time, squared norms, products XᵀY."""
+"""The rows X that a weight multiplies, as patches: unfolding a few samples at a time, and products XᵀY."""
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .shared import squared_norm
+from .shared import padded, patch_squared_norm
 
 #: The most numbers of unfolded patches at a time, but for a quarter of the input's or one sample's where that is more.
 PATCH_NUMBERS = 2**19
-
-
-def patch_squared_norm(
-    input: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int = 1,
-) -> Tensor:
-    r"""Return |patch|² of every patch a convolution reads, by a box filter over channel-summed squares.
-
-    :math:`|\mathrm{patch}_{n,g,p}|^2 = \sum_{o} \sum_{c \in g} x_{n,c,sp+do}^2` over kernel offsets o (Bird 2025,
-    Appendix B.2). The box is separable and every term is a square, so the result is summed axis by axis
-    (`box_sum`): no unfolded copy, no cancellation, never below zero, as a convolution with ones by FFT or
-    Winograd could be.
-
-    Args:
-        input: shape (N, C, *spatial).
-        kernel_size: one integer per spatial dimension; so are stride, padding (of zeros) and dilation.
-        stride: see torch's convolutions.
-        padding: see torch's convolutions.
-        dilation: see torch's convolutions.
-        groups: C is split into this many groups, each with patches of its own.
-
-    Returns:
-        Shape (N, groups, *out_spatial); float32, or float64 for a float64 input.
-
-    Example:
-        >>> import torch
-        >>> patch_squared_norm(torch.ones(1, 2, 4), [3], [1], [1], [1])
-        tensor([[[4., 6., 6., 4.]]])
-    """
-    norm = padded(squared_norm(input.unflatten(1, (groups, -1)), 2), padding)
-    return box_sum(norm, kernel_size, stride, dilation)
-
-
-def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    r"""Sum over the window of every position of the trailing dimensions, axis by axis: :math:`y_p = \sum_o x_{sp+do}`.
-
-    Args:
-        tensor: shape (…, *spatial).
-        kernel_size: one integer per spatial dimension, o runs below it; so are stride s and dilation d.
-        stride: see torch's convolutions.
-        dilation: see torch's convolutions.
-
-    Returns:
-        Shape (…, *out_spatial); empty where a window does not fit.
-
-    Example:
-        >>> import torch
-        >>> box_sum(torch.arange(5.0), [2], [1], [3])
-        tensor([3., 5.])
-    """
-    for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=-len(kernel_size)):
-        reach = tensor.shape[dim] - gap * (size - 1)
-        # Indexed in place: with the axis moved to the end, the gradient would be laid out across the image.
-        behind = (slice(None),) * (-1 - dim)
-        windows: list[Any] = [(..., slice(start, start + reach, step), *behind) for start in range(0, gap * size, gap)]
-        tensor = reduce(torch.add, [tensor[window] for window in windows])
-    return tensor
-
-
-def padded(tensor: Tensor, padding: Sequence[int]) -> Tensor:
-    """Pad both ends of the trailing dimensions with zeros; without any padding return the tensor itself."""
-    sides = [side for size in reversed(padding) for side in (size, size)]
-    return F.pad(tensor, sides) if any(sides) else tensor
 
 
 class Geometry(NamedTuple):
@@ -146,6 +77,8 @@ class Patches(NamedTuple):
 
     def unfold(self) -> Tensor:
         """Return every patch as a row, laid out as weights are: (groups, N × positions, C / groups × kernel)."""
+        if not self.kernel:
+            return self.input.unsqueeze(0)
         stride, padding, dilation, groups = self.geometry
         patches = padded(self.input, padding).unflatten(1, (groups, -1))
         for dim, (size, step, gap) in enumerate(zip(self.kernel, stride, dilation, strict=True), start=3):

@@ -56,6 +56,7 @@ class Stack:
     def forget(self) -> None:
         """Free the tensors of one step."""
         self.gradients: list[Tensor | None] = []
+        self._parts: list[Tensor] = []
         #: The weights before the step, as the optimizer finds them if it reads them, and after its step; joined.
         self.old: list[Tensor] = []
         self.mapped_old: list[Tensor] = []
@@ -95,7 +96,10 @@ class Stack:
         return [torch.cat([product[0] for product in products], -1), *products[-1][1:]]
 
     def _local_parameters(self) -> list[Tensor]:
-        return [local(parameter).detach() for parameter in self.parameters] if self.moves_weights else []
+        """Return their memory in this process; an optimizer that reads weights may put other memory in its place."""
+        if self.moves_weights and (self.is_read or not self._parts):
+            self._parts = [local(parameter).detach() for parameter in self.parameters]
+        return self._parts
 
     def enter(self, decays: Mapping[int, float], is_read: bool) -> None:
         """Keep gradients and weights, and write both in the new variables; for the arguments see `take_step`.
@@ -109,7 +113,8 @@ class Stack:
             self.is_read = is_read or any(id(p) not in decays for p in self.parameters)
             self.keep = [decays.get(id(p), 1.0) for p in self.parameters[: len(joined)]]  # layers share groups
         gradients = [_placed_as(p, p.grad) for p in self.parameters if p.grad is not None]
-        mapped = self._times(self.factors, self.join([at_least_float32(local(each)) for each in gradients]))
+        there = [at_least_float32(each) for each in self.join([local(gradient) for gradient in gradients])]
+        mapped = self._times(self.factors, there)
         for parameter, gradient, new in zip(self.parameters, gradients, self.split(mapped), strict=True):
             parameter.grad = _laid_out_as(gradient, new)
         parts = self._local_parameters()
