@@ -16,7 +16,7 @@ from ..functional.linears import LinearRows
 from ..jacobian.modules import Parameters, as_rows, batched, jvp, pure
 from ..jacobian.recording import Call
 from ..rows.layers import Corrected, Layout, why_unknown_rows
-from ..rows.matrices import rows_of
+from ..rows.matrices import patches_of, row_matrix
 
 #: The contributions of single rows to a layer's gradient that are in memory at once hold at most so many numbers.
 CONTRIBUTION_NUMBERS = 2**22
@@ -117,7 +117,7 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     """
     dtype = wide_dtype(layer.get_parameter("weight"))
     (input,), grad_output = call
-    rows = rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
+    rows = _rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
     layout = Layout.of(layer)
     groups = layout.groups
     index = evenly(rows.count, max_rows // groups, input.device)
@@ -141,6 +141,18 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
         squared_norm=x.square().sum(-1),
     )
     return MeasuredRows(*(tensor.flatten(0, 1) for tensor in by_group)), rows.count * groups
+
+
+def _rows_of(
+    layer: nn.Module, input: Tensor, grad_output: Tensor, needs_weight: bool, needs_bias: bool
+) -> LinearRows | ConvRows:
+    """Return the rows of a call and their output gradients as a correction takes them, in a stack of groups."""
+    patches = patches_of(layer, input)
+    if not patches.kernel:
+        rows, grad_rows = patches.input.unsqueeze(0), row_matrix(grad_output).unsqueeze(0)
+        return LinearRows(rows, grad_rows, needs_weight, needs_bias)
+    grad_output = grad_output.reshape(len(patches.input), *grad_output.shape[-len(patches.kernel) - 1 :])
+    return ConvRows(patches, grad_output, layer.get_parameter("weight").detach(), needs_weight, needs_bias)
 
 
 def _contributions(

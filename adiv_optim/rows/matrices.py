@@ -11,8 +11,6 @@ from torch.nn.modules.conv import _ConvNd
 
 from .._torch import functorch
 from ..functional import convolutions
-from ..functional.conv_rows import ConvRows
-from ..functional.linears import LinearRows
 from ..functional.patches import Geometry, Patches
 
 
@@ -33,26 +31,15 @@ def patches_of(layer: Any, input: Tensor) -> Patches:
     if hasattr(layer, "input_rows"):
         input = layer.input_rows(input)
     if not isinstance(layer, _ConvNd):
-        return Patches(_as_rows(input), (), Geometry((), (), (), 1))
+        return Patches(row_matrix(input), (), Geometry((), (), (), 1))
     input, args = conv_args(layer, input)
     return convolutions.conv_patches(type(layer).__name__, input, layer.kernel_size, args)
 
 
-def rows_of(
-    layer: nn.Module, input: Tensor, grad_output: Tensor, needs_weight: bool, needs_bias: bool
-) -> LinearRows | ConvRows:
-    """Return the rows of a call and their output gradients as a correction takes them, in a stack of groups."""
-    patches = patches_of(layer, input)
-    if not patches.kernel:
-        rows, grad_rows = patches.input.unsqueeze(0), _as_rows(grad_output).unsqueeze(0)
-        return LinearRows(rows, grad_rows, needs_weight, needs_bias)
-    grad_output = grad_output.reshape(len(patches.input), *grad_output.shape[-len(patches.kernel) - 1 :])
-    return ConvRows(patches, grad_output, layer.get_parameter("weight").detach(), needs_weight, needs_bias)
-
-
-def _as_rows(tensor: Tensor) -> Tensor:
+def row_matrix(tensor: Tensor) -> Tensor:
+    """Return a linear layer's rows as a matrix, whatever dimensions and layout the tensor has."""
     if tensor.is_nested:
-        return torch.cat([_as_rows(part) for part in tensor.unbind()])
+        return torch.cat([row_matrix(part) for part in tensor.unbind()])
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # not -1: rows may have no entries
 
