@@ -46,8 +46,11 @@ class Measure(NamedTuple):
         mean, low, high = difference.mean, difference.low, difference.high
         if self.unit == "×":
             mean, low, high = (10**each for each in (mean, low, high))
-            ends = [f"{end:,.0f}" if end >= 100 else f"{end:.2g}" for end in (low, high)]
-            shown = f"× {mean:,.2g}" if mean < 100 else f"× {mean:,.0f}"
+            # Two digits would let an interval beside 1 touch it.
+            digits = [3 if 0.5 < each < 2 else 2 for each in (mean, low, high)]
+            every = zip((mean, low, high), digits, strict=True)
+            shown, *ends = (f"{each:,.0f}" if each >= 100 else f"{each:.{count}g}" for each, count in every)
+            shown = f"× {shown}"
         else:
             spec = {"dB": "+.1f", "nats": "+z.3f", "points": "+z.1f"}[self.unit]
             ends, shown = [f"{end:{spec}}" for end in (low, high)], f"{mean:{spec}} {self.unit}"

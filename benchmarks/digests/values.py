@@ -27,9 +27,10 @@ def lead(stores: Stores, file: str, runs: str, others: str) -> Numbers:
     shown = "p < 0.001" if p < 0.001 else f"p = {p:.{2 if p >= 0.0145 else 3}f}"
     means = dict(zip(("ours", "theirs"), map(measure.mean, samples), strict=True))
     our_median, their_median = (statistics.median(each.values()) for each in samples)
+    by_medians = max(our_median, their_median) / min(our_median, their_median)
     return {
         "gain": gain, "loss": -gain, "low": low, "high": high, "p": shown, "times": 10 ** abs(gain),
-        "our_median": our_median, "their_median": their_median, **means,
+        "our_median": our_median, "their_median": their_median, "by_medians": by_medians, **means,
     }  # fmt: skip
 
 
@@ -58,10 +59,10 @@ def ranked(stores: Stores, activation: str) -> Numbers:
     return {"rank": rank.statistic, "p": rank.pvalue}
 
 
-def correlated(stores: Stores, file: str) -> Numbers:
-    """The rank correlation of accuracy and cosine over tuned runs."""
-    rank = mechanism.rank(mechanism.groups(stores[file].read())["all"], "cosine")
-    return {"rank": rank.statistic, "p": rank.pvalue}
+def correlated(stores: Stores, file: str, quantity: str) -> Numbers:
+    """The rank correlation of accuracy and a measure of divergence over tuned runs, and the ends of those of groups."""
+    everywhere, *groups = (mechanism.rank(each, quantity) for each in mechanism.groups(stores[file].read()).values())
+    return {"rank": everywhere.statistic, "p": everywhere.pvalue, **between([rank.statistic for rank in groups])}
 
 
 def cosines(stores: Stores, method: str) -> Numbers:

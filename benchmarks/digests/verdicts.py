@@ -55,7 +55,8 @@ class Verdict(NamedTuple):
         return [
             claim.source, claim.text if claim.source == LIBRARY else f"{claim.source}: {claim.text}", claim.against,
             finding.n, self.trials, finding.difference, "; ".join(f"{p:.2g}" for p in finding.p),
-            exact(self.corrected, ".2g"), ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself])),
+            exact(self.corrected, ".3g" if (self.corrected or 0) > 0.01 else ".2g"),
+            ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself])),
             finding.figure, claim.file, decide(claim) if self.holds is None else "",
         ]  # fmt: skip
 
