@@ -12,6 +12,11 @@ from ._device import local
 Group = Any
 
 
+def has_others() -> bool:
+    """Whether other processes train with this one."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
 class Cut(NamedTuple):
     """Where a tensor is sharded."""
 

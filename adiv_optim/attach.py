@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ._checks import warn
+from ._distributed import has_others
 from .corrections import Correction, check_correction
 from .rows.layers import CORRECTED, PLAIN, Corrected, type_name, why_unknown_rows
 from .rows.models import (
@@ -48,8 +49,9 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
 
     Raises:
         TypeError: the correction is no `Correction`, or `skip` is a string.
-        ValueError: a layer already has a correction, a parameter has no shape yet, an entry of `skip` names no module,
-            there is nothing to attach to, or `strict` finds uncorrected parameters. The model is then unchanged.
+        ValueError: layers have a correction already, unless it is this very one on all of them; a parameter has no
+            shape yet, an entry of `skip` names no module, there is nothing to attach to, Opacus has hooked the model,
+            or `strict` finds uncorrected parameters. The model is then unchanged.
 
     Example:
         >>> from torch import nn
@@ -62,6 +64,9 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
     """
     check_correction(correction)
     skipped = named_in_skip(model, skip)
+    layers, attached = _correctable(model, skipped), [each for each in model.modules() if isinstance(each, Corrected)]
+    if attached and {*attached} == {*layers.values()} and all(each._correction == correction for each in attached):
+        return model
     refuse_attached(
         "attach",
         model,
@@ -69,7 +74,11 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
         "GradientOnly of its own: p.grad is corrected for both, so pass it plainly",
     )
     refuse_lazy("attach", model, skipped)
-    layers = _correctable(model, skipped)
+    if any(hasattr(parameter, "grad_sample") for parameter in model.parameters()):
+        raise ValueError(
+            "attach: Opacus has chosen how to find the gradient of each sample by the layers' classes, which a "
+            "correction changes; attach it, or build GradientOnly, before make_private."
+        )
     if not layers:
         types = ", ".join(sorted({type_name(type(module)) for module in model.modules()}))
         raise ValueError(
@@ -210,7 +219,8 @@ def correction_coverage(
         if rules:
             part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
             treated[path] = ", ".join(f"corrected by {rule}{part}" for rule in rules)
-        elif corrected and not (trained and parameter.grad is not None):  # the gradient may be older
+        # The gradient may be older, or come from another process.
+        elif corrected and (has_others() or not trained or parameter.grad is None):
             never_seen[path] = "its layer has not run"
         else:
             skipped[path] = ", ".join(dict.fromkeys([*plain.values(), *[UNCALLED] * bool(corrected)]))

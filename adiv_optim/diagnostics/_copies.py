@@ -53,7 +53,8 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
     if is_of_trainer or not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer is of type {type(optimizer).__name__}; pass the torch.optim.Optimizer that trains the model "
-            "(optimizer.optimizer of Lightning's and Accelerate's), or None for the gradient step."
+            "(optimizer.optimizer of Lightning's and Accelerate's, and of Lookahead for the step within), or None for "
+            "the gradient step."
         )
     if isinstance(optimizer, (LBFGS, GaussNewton)):
         name = type(optimizer).__name__
@@ -87,7 +88,8 @@ def take_step(
     plain = recorded if uncorrected is None else differentiate(uncorrected, loss_fn, inputs, targets, {})
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in parameters.items():
-        parameter.grad = recorded.gradients.get(name)
+        gradient = recorded.gradients.get(name)
+        parameter.grad = None if gradient is None else gradient.clone()  # some optimizers work in it
     if optimizer is not None:
         return Step(recorded, plain.gradients, *_optimizer_step(optimizer, parameters))
     change = {name: torch.zeros_like(p) if p.grad is None else -p.grad for name, p in parameters.items()}

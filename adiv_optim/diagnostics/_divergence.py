@@ -164,9 +164,11 @@ def _measure(
     """Measure the rows of a layer's calls, or return why not; `names` has the paths of its trained parameters."""
     if path in step.recorded.refused:
         return step.recorded.refused[path]
+    if path in step.recorded.changed and has_closed_form(layer):
+        return "a forward hook changes its output; remove the hook, or make it a module behind the layer"
     calls = [call for call in step.recorded.calls.get(path, []) if call.grad_output.numel()]
     if not calls:
-        return "it was not called with any rows, or the loss does not depend on it"
+        return "it was not called with any rows, the loss does not depend on it, or a reentrant checkpoint hides calls"
     if any(each.is_complex() for call in calls for each in (*layer.parameters(), *call.inputs, call.grad_output)):
         return "it computes with complex numbers, whose rows are not measured"
     rates = [step.rates[name] for name in names.values() if name in step.rates]

@@ -77,8 +77,9 @@ def isometry_gap(gram: Tensor) -> Tensor:
 
 
 def _checked_gram(gram: Tensor) -> Tensor:
-    if gram.dim() < 2 or gram.shape[-1] != gram.shape[-2]:
-        raise ValueError(f"gram has shape {tuple(gram.shape)}; it must be (..., n, n), as of x @ x.mT.")
+    if gram.dim() < 2 or gram.shape[-1] != gram.shape[-2] or gram.is_complex():
+        found = f"{tuple(gram.shape)} and {gram.dtype}"
+        raise ValueError(f"gram has shape {found}; it must be (..., n, n) and real, as of x @ x.mT.")
     return at_least_float32(gram)
 
 
@@ -88,7 +89,7 @@ def _is_singular(gram: Tensor) -> Tensor:
     rest = factor.diagonal(dim1=-2, dim2=-1).square()
     share = diagonal / diagonal.mean(-1, keepdim=True)
     noise = (gram.shape[-1] + DUPLICATE_EPS) * torch.finfo(gram.dtype).eps
-    return (failed != 0) | ~(rest > noise * share).all(-1)
+    return (failed != 0) | (diagonal.mean(-1) <= 0) | ~(rest > noise * share).all(-1)
 
 
 def isometry_strength(activation: Activation) -> float:

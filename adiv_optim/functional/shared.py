@@ -187,6 +187,6 @@ def check_input(label: str, input: Tensor) -> None:
         kind = "nested" if input.is_nested else input.layout
         raise TypeError(
             f"{label}: input is a {kind} tensor of {input.dtype}; a correction needs dense rows of real floating-point "
-            "numbers. Convert it, as by to_dense() or to_padded_tensor(0.0), name the layer in skip, or pass "
+            "numbers. Convert it, as by float(), to_dense() or to_padded_tensor(0.0), name the layer in skip, or pass "
             "correction=None."
         )

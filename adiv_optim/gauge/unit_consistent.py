@@ -140,11 +140,12 @@ class UnitConsistent(Mapped):
 
     .. math:: W \leftarrow W - \eta\, D^2 G E^2, \qquad b \leftarrow b - \eta\, D^2 g_b
 
-    (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*; biases by the scales
-    of the network's channels). Two networks that differ by such rescalings, and only by them, stay so: to rounding,
-    for SGD, momentum, Nesterov, Adam, AdamW and any optimizer whose update needs only p and p.grad. Decoupled and
-    coupled weight decay act on W'. The optimizer's state lives in canonical coordinates. Gradient clipping before the
-    step acts on the plain gradient and breaks the equivalence. Running statistics of BatchNorm are left to the model.
+    (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*; biases by the scales of
+    the network's channels; 1 where all weights into and out of one are 0). Two networks that differ by such rescalings
+    of other channels, and only by them, stay so: to rounding, for SGD, momentum, Nesterov, Adam, AdamW and any
+    optimizer whose update needs only p and p.grad. Decoupled and coupled weight decay act on W'. The optimizer's state
+    lives in canonical coordinates. Gradient clipping before the step acts on the plain gradient and breaks the
+    equivalence. Running statistics of BatchNorm are left to the model.
 
     `coverage()` says of each parameter why its scale is pinned; in a network of GELU, SiLU or Tanh alone every step is
     the plain one.

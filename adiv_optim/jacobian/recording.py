@@ -27,6 +27,7 @@ class Pass(NamedTuple):
     gradients: dict[str, Tensor]  # parameter path → gradient, where the loss depends on it; none shares memory
     calls: dict[str, list[Call]]  # layer path → its calls on which the loss depends
     refused: dict[str, str]  # layer path → why a call of it has no rows
+    changed: set[str]  # paths of layers whose output another hook changes
 
 
 def differentiate(
@@ -64,7 +65,7 @@ def differentiate(
             calls.setdefault(path, []).append(Call(call_inputs, gradient))
     by_name = zip(parameters.items(), computed[len(recorded) :], strict=True)
     gradients = {name: _copied(gradient, p) for (name, p), gradient in by_name if gradient is not None}
-    return Pass(loss.detach(), gradients, calls, recorder.refused)
+    return Pass(loss.detach(), gradients, calls, recorder.refused, recorder.changed)
 
 
 def _copied(gradient: Tensor, parameter: Tensor) -> Tensor:
@@ -93,8 +94,11 @@ class _Recorder:
         self.layers, self.freeze = layers, freeze
         self.calls: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
         self.refused: dict[str, str] = {}
+        self.changed: set[str] = set()
         #: Of the calls that have not returned: the inputs, and the states of the random generators.
         self._open_calls: dict[str, tuple[tuple[Tensor, ...], list[Tensor]]] = {}
+        #: What layers themselves have returned.
+        self._returned: dict[str, Any] = {}
         self._trained = {path: [p for p in layer.parameters() if p.requires_grad] for path, layer in layers.items()}
 
     @contextmanager
@@ -103,6 +107,7 @@ class _Recorder:
             for path, layer in self.layers.items():
                 cleanup.callback(self._set_trainable, path, True)
                 cleanup.callback(layer.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True).remove)
+                cleanup.callback(layer.register_forward_hook(partial(self._return, path), prepend=True).remove)
                 cleanup.callback(layer.register_forward_hook(partial(self._leave, path)).remove)
             yield
 
@@ -118,7 +123,12 @@ class _Recorder:
         self._set_trainable(path, False)
         self._open_calls[path] = inputs, _random_states(layer)
 
+    def _return(self, path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._returned[path] = output
+
     def _leave(self, path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if self._returned.pop(path) is not output:
+            self.changed.add(path)
         if isinstance(output, Tensor) and not output.requires_grad:
             output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
         self._set_trainable(path, True)

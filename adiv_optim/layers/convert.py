@@ -1,6 +1,7 @@
 """Replacing a model's layers by structural ones, weights kept."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -176,6 +177,8 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
 
 
 def _check_mapping(mapping: Mapping[type[nn.Module], Factory]) -> None:
+    if not isinstance(mapping, Mapping):
+        raise TypeError(f"the mapping is {mapping!r}; it takes layer types to replacements: {{nn.LayerNorm: DyT}}.")
     if not mapping:
         raise ValueError("the mapping is empty; name a layer type and its replacement: {nn.LayerNorm: DyT}.")
     for key, factory in mapping.items():
@@ -241,17 +244,24 @@ def _construct(path: str, layer: nn.Module, factory: Any, model: nn.Module) -> n
     tensors = chain(_tensors(layer).values(), model.parameters())
     template = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
     try:
-        # On the meta device nothing is allocated or drawn for parameters that are about to be replaced.
-        with torch.device("meta"):
+        # On the meta device nothing is allocated or drawn for parameters that are about to be replaced. A constructor
+        # that reads numbers fails there.
+        with suppress(RuntimeError), torch.device("meta"):
             new = _hand_over(layer, factory(**arguments))
-        if any(tensor.is_meta for tensor in _tensors(new).values()):  # other parameters need their values
-            with template.device:
-                new = _hand_over(layer, factory(**arguments).to(template.dtype))
+            if not _is_on_meta(new):
+                return new
+        with template.device:
+            return _hand_over(layer, factory(**arguments).to(template.dtype))
     except TypeError as error:
         raise TypeError(
             f"{label(path)} ({kind}): {name} does not take {', '.join(arguments)}: {error}; {remedy}"
         ) from error
-    return new
+
+
+def _is_on_meta(module: nn.Module) -> bool:
+    """Whether a parameter, buffer or attribute has no values."""
+    attributes = (value for part in module.modules() for value in vars(part).values())
+    return any(isinstance(t, Tensor) and t.is_meta for t in chain(_tensors(module).values(), attributes))
 
 
 def _hand_over(old: nn.Module, new: nn.Module) -> nn.Module:

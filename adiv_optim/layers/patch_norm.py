@@ -50,7 +50,7 @@ class PatchNorm(_ConvNd):
         input = input.unflatten(channels, (self.groups, -1))
         if input.is_complex():  # real and imaginary parts as channels of their own
             input = torch.view_as_real(input).movedim(-1, channels).flatten(channels - 1, channels)
-        if torch.compiler.is_compiling():  # which fuses all of it, for any batch size
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # one fuses it all, the other saves no Function
             return at_least_float32(input).square().sum(channels)
         return _SquaredNorm.apply(input, channels)
 

@@ -183,7 +183,7 @@ class ChainedOptimizer(Optimizer):
         """
         raise ValueError(
             "ChainedOptimizer: add_param_group does not say which optimizer is to step on the group; call "
-            "add_param_group of one of .optimizers, before schedulers and wrappers are built."
+            "add_param_group of one of .optimizers, before schedulers and GradientOnly are built."
         )
 
     def __repr__(self) -> str:

@@ -1,6 +1,7 @@
 """Which weights multiply rows that are known."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -12,9 +13,18 @@ from ..rows.models import IN_SKIP, Skip, bypassed, named_in_skip, overlaps, refu
 _DECLARE = "; a method input_rows(input) on that class makes them known"
 
 
+class Eligible(NamedTuple):
+    """A weight that multiplies rows that are known."""
+
+    name: str
+    modules: list[nn.Module]  # that share it
+    with_bias: bool  # whether the bias is treated with it
+    is_frozen: bool
+
+
 def eligible_layers(
     where: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, why_bias_is_plain: str
-) -> tuple[list[tuple[str, list[nn.Module], bool]], dict[str, str]]:
+) -> tuple[list[Eligible], dict[str, str]]:
     """Find the layers whose weights the optimizer holds and multiply rows that are known.
 
     Args:
@@ -25,8 +35,7 @@ def eligible_layers(
         why_bias_is_plain: why no bias is treated with its weight, or "".
 
     Returns:
-        For each layer the weight's name, the modules that share it, and whether the bias goes with it; and by name why
-        other parameters of the optimizer take the plain step.
+        The layers, those whose weight is frozen too; and by name why parameters of the optimizer take the plain step.
     """
     of_optimizer = {id(parameter): parameter for parameter in parameters}
     refuse_private_gradients(where, of_optimizer.values())
@@ -41,7 +50,7 @@ def eligible_layers(
                 named.setdefault(id(parameter), (name, parameter))
     twice, uncalled = overlaps(dict(named.values())), bypassed(model)
     by_fsdp = {part for each in model.modules() if hasattr(each, "_get_fsdp_state") for part in each.modules()}
-    layers: list[tuple[str, list[nn.Module], bool]] = []
+    layers: list[Eligible] = []
     reasons: dict[int, str] = {}
     of_biases: dict[int, str] = {}  # "" where they are treated
     for key, modules in users.items():
@@ -54,13 +63,17 @@ def eligible_layers(
         if why:
             reasons[key] = why
             continue
+        is_frozen = not parameter.requires_grad
         bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
-        with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
-        if with_bias and id(bias) not in twice:
+        joins = isinstance(bias, nn.Parameter) and bias.requires_grad != is_frozen and users.get(id(bias)) == modules
+        joins = joins and id(bias) not in twice
+        with_bias = joins and not why_bias_is_plain
+        if is_frozen:
+            reasons[key] = "frozen"
+        elif joins:
             of_biases[id(bias)] = why_bias_is_plain
-        is_with_bias = of_biases.get(id(bias)) == ""
-        if parameter.numel() or is_with_bias:
-            layers.append((name, modules, is_with_bias))
+        if parameter.numel() or with_bias:
+            layers.append(Eligible(name, modules, with_bias, is_frozen))
         else:
             reasons[key] = "without entries"
     return layers, {named[key][0]: why for key, why in (reasons | of_biases).items() if why}
@@ -73,15 +86,17 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
         if plain_type(module) is parametrize.ParametrizationList:
             return "parametrized"
         if why and ("forward" in module.__dict__ or not declares_rows):
-            is_anothers = module._parameters.get("weight") is not None and not is_from_torch(type(module))
-            return why + _DECLARE * (is_anothers and "forward" not in module.__dict__)
+            can_declare = "forward" not in module.__dict__ and not is_from_torch(type(module))
+            is_matrix = module._parameters.get("weight") is parameter and parameter.dim() > 1
+            return why + _DECLARE * (can_declare and is_matrix and not isinstance(module, nn.Embedding))
         if parametrize.is_parametrized(module):
             return "parametrized"
-        if module._parameters.get("weight") is not parameter and parameter.requires_grad:
+        if module._parameters.get("weight") is not parameter:
             bias = name.rpartition(".")[2] == "bias"
-            return "a bias without its weight" if bias else "not a weight that the layer uses as it is"
-    if not parameter.requires_grad:
-        return "frozen"
+            why = "a bias without its weight" if bias else "not a weight that the layer uses as it is"
+            return why if parameter.requires_grad else "frozen"
+        if parameter.dim() < 2:
+            return "a weight of fewer than two dimensions, which multiplies no rows"
     return "complex" if parameter.is_complex() else ""
 
 

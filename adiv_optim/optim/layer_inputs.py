@@ -118,7 +118,9 @@ class LayerInputs:
         # functional_call and fully_shard put other weights in its place, to_empty() one with memory; the step tells.
         present = module._parameters.get("weight")
         weight = self.weight if present is None else present
-        if isinstance(input, _torch.FakeTensor) or self.weight.is_meta != input.is_meta or weight.shape != self.shape:
+        is_frozen = not self.weight.requires_grad  # for a while
+        is_elsewhere = isinstance(input, _torch.FakeTensor) or self.weight.is_meta != input.is_meta
+        if is_frozen or is_elsewhere or weight.shape != self.shape:
             return
         is_watched = output is not None and not _torch.is_within_transform()
         with _torch.DisableTorchFunctionSubclass():
@@ -140,7 +142,10 @@ class LayerInputs:
         """Return the sums over the rows of one call, or None where it has none."""
         total, dtype = None, _device.wide_dtype(self.weight)  # the model may have been converted
         with without_autocast(rows.device.type):
-            for sums in self.covariance.sums(patches_of(module, rows), dtype, bias_entry, self.step_index):
+            patches = patches_of(module, rows)
+            if not patches.kernel and (read := patches.input.shape[-1]) != (wanted := self.covariance.features):
+                raise ValueError(f"{self.name}: input_rows returned rows of {read} numbers; its weight takes {wanted}.")
+            for sums in self.covariance.sums(patches, dtype, bias_entry, self.step_index):
                 parts = [part.to(self.weight.device) for part in sums.parts]  # which fully_shard may offload
                 total = Sums(parts, sums.rows).plus(total)
         return total if total is not None and total.rows else None

@@ -1,6 +1,6 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and the stacks for a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, distributed, nn
@@ -65,6 +65,8 @@ class Watch(MeasuredLayers):
         refuse_private_gradients(name, self.model.parameters())
         self.steps, self.moves_weights = 0, change.moves_weights
         self.layers, self.untreated = [], {}
+        #: Weights that a checkpoint has measurements of.
+        self._expected: set[Tensor] = set()
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
         self._signature: list[Any] = []
         #: The layers that move, with their measurements; and in stacks, with R of each stack.
@@ -83,6 +85,10 @@ class Watch(MeasuredLayers):
         unparametrized = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
         return [[len(group["params"]) for group in groups], private, unparametrized, *addresses(parameters)]
 
+    def expect(self, weights: Iterable[Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
+        self._expected, self._signature = {*weights}, []
+        self.find(groups)
+
     def _find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         for layer in self.layers:
             if layer.weight.shape != layer.shape:
@@ -99,10 +105,13 @@ class Watch(MeasuredLayers):
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, layer.weight, layer.bias is not None, *layer.modules): layer for layer in self.layers}
         layers = []
-        for name, modules, with_bias in eligible:
-            old = known.get((name, modules[0].get_parameter("weight"), with_bias, *modules))
+        for name, modules, with_bias, is_frozen in eligible:
+            weight = modules[0].get_parameter("weight")
+            old = known.get((name, weight, with_bias, *modules))
+            if is_frozen and old is None and weight not in self._expected:
+                continue  # one that has never trained takes no memory
             layers.append(old or LayerInputs(name, modules, with_bias, self.change.covariance(modules[0], with_bias)))
-            layers[-1].step_index = self.steps
+            layers[-1].armed, layers[-1].step_index = self.is_due(), self.steps
             layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
         refuse_shards(self.name, layers, self.process_group)
         whys = self.untreated.values()

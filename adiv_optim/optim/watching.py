@@ -1,6 +1,6 @@
 """What a mapped optimizer holds: measurements of a model, their entries in state dicts, and a change of variables."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -68,6 +68,10 @@ class Watching(Protocol):
 
     def find(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Look at the parameters of the optimizer, by its parameter groups, if they have changed."""
+
+    def expect(self, weights: Iterable[Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
+        """Make room for measurements of these weights, frozen ones too; see `find`."""
+        return
 
     def stacks(self) -> Sequence[Stack]:
         """Measure if that is due, and return this step's stacks; other parameters take the plain step."""
@@ -158,9 +162,10 @@ class MeasuredLayers(Watching):
         if any(layer.drops for layer in layers):
             return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
         return bool(layers) * (
-            "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
-            "model that torch.compile has compiled, or of another of the same classes, whose graph has no hooks; or "
-            "call torch._dynamo.reset() then."
+            "no layer has seen a row. Train with gradients enabled; name layers in skip whose weights another module "
+            "uses, as merged adapters are; and wrap the optimizer before the first call of a model that torch.compile "
+            "has compiled, or of another of the same classes, whose graph has no hooks; or call torch._dynamo.reset() "
+            "then."
         )
 
 
@@ -222,9 +227,12 @@ class SavedEntries(NamedTuple):
         Raises:
             ValueError: entries of other settings, or damaged.
         """
-        remembered, loaded = self.watch.remembered(), dict[Tensor, dict[str, Any]]()
         parameters = {key: parameter for parameter, key in parameters_and_keys(self.inner, state_dict)}
         rest: dict[str, dict[Any, Any]] = {"state": {}, WITHOUT_STATE: {}}
+        every = [(key, entries) for part in rest for key, entries in state_dict.get(part, {}).items()]
+        measured = [parameters[key] for key, e in every if key in parameters and f"{self.watch.prefix}rows" in e]
+        self.watch.expect(measured, self.inner.param_groups)
+        remembered, loaded = self.watch.remembered(), dict[Tensor, dict[str, Any]]()
         for part, others in rest.items():
             for key, entries in state_dict.get(part, {}).items():
                 names = [n for n in wrapper_entries(entries) if n.startswith(self.watch.prefix)]

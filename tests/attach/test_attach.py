@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import Proportional, attach, coverage, detach
+from adiv_optim import Disproportional, Proportional, attach, coverage, detach
 from adiv_optim.rows.layers import CORRECTED
 
 
@@ -112,6 +112,19 @@ def test_skip_leaves_paths_subtrees_and_types_alone(skip, left):
     attach(model, Proportional(), skip=skip)
     layers = {"conv", "body.0", "body.3", "head"}
     assert {path for path in layers if type(model.get_submodule(path)) in CORRECTED} == left
+
+
+def test_the_same_correction_on_the_same_layers_is_attached_already():
+    """As of a trainer that builds the optimizer anew for every fit."""
+    model, x = net_and_input()
+    attach(model, Proportional())
+    wanted, state = gradients_of(model, x), state_of(model)
+    assert attach(model, Proportional()) is model
+    assert state_of(model) == state
+    assert all(map(torch.equal, gradients_of(model, x), wanted))
+    for other, skip in ((Disproportional(), ()), (Proportional(eps=1e-3), ()), (Proportional(), ["head"])):
+        with pytest.raises(ValueError, match="already has a correction"):
+            attach(model, other, skip=skip)
 
 
 def test_strict_accepts_a_model_whose_rest_is_skipped_or_frozen():

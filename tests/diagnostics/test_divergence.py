@@ -265,6 +265,37 @@ def test_descent_is_the_inner_product_with_the_plain_gradient():
     assert found.layers["2"].descent == pytest.approx(sum(parts[2:]), rel=EXACT)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizer_that_works_in_the_gradient_leaves_the_descent(foreach):
+    """As SGD does with Nesterov's momentum, of all parameters at once."""
+    model, x, y = nn.Linear(4, 3), torch.randn(6, 4), torch.randn(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=foreach)
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    found, before = (
+        divergence(model, F.mse_loss, x, y, optimizer=optimizer),
+        [p.detach().clone() for p in model.parameters()],
+    )
+    F.mse_loss(model(x), y).backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    moved = zip(before, model.parameters(), plain, strict=True)
+    assert found.descent == pytest.approx(sum(((b - p) * g).sum().item() for b, p, g in moved) / 0.1, rel=SOLVED)
+
+
+def test_a_layer_whose_output_a_hook_changes_is_left_out():
+    """Its rows would be those of the layer, and their gradients those of what the hook returns."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    model[0].register_forward_hook(lambda layer, args, output: 2 * output)
+    model[1].register_forward_hook(lambda layer, args, output: None)
+    found = divergence(model, F.mse_loss, torch.randn(5, 4), torch.randn(5, 3))
+    assert found.left_out == {
+        "0": "a forward hook changes its output; remove the hook, or make it a module behind the layer"
+    }
+    assert set(found.layers) == {"1"}
+
+
 def test_a_fused_optimizer_steps_along_the_gradient_that_a_correction_leaves():
     """It takes a gradient to lie in memory as its parameter does, and that of BatchIdeal is a transposed one."""
     model, x, y = nn.Linear(20, 3), torch.randn(8, 20), torch.randn(8, 3)

@@ -121,11 +121,17 @@ def test_vmap_is_batching():
     torch.testing.assert_close(torch.vmap(isometry_gap)(matrix), isometry_gap(matrix), rtol=0, atol=0)
 
 
+def test_negative_matrices_have_isometry_zero():
+    assert isometry(-torch.eye(3)) == 0
+
+
 def test_shapes_that_are_not_square_and_strengths_out_of_bounds_are_refused():
     for shape in ((3,), (3, 4), (2, 3, 4)):
         for function in (isometry, isometry_gap, lambda g: mean_field_bound(g, 1.5, 3)):
             with pytest.raises(ValueError, match=r"gram has shape .* must be \(\.\.\., n, n\)"):
                 function(torch.randn(shape))
+    with pytest.raises(ValueError, match=r"torch.complex128; it must be \(\.\.\., n, n\) and real"):
+        isometry(torch.eye(3, dtype=torch.complex128))
     for strength in (0.9, 2.1, math.nan):
         with pytest.raises(ValueError, match=rf"strength is {strength}; it must lie in \[1, 2\]"):
             mean_field_bound(torch.eye(3), strength, 3)

@@ -71,15 +71,16 @@ def test_printed_table_has_one_aligned_line_per_layer():
 def test_left_out_layers_say_why():
     parts = {"embedding": nn.Embedding(4, 4), "norm": nn.BatchNorm1d(4), "unused": nn.Linear(4, 3)}
     parts |= {"named": nn.Linear(4, 4), "used": nn.Linear(4, 3), "idle": nn.Conv1d(1, 1, 1)}
+    uncalled = "it was not called with any rows, the loss does not depend on it, or a reentrant checkpoint hides calls"
     # `idle` is as an expert that no token is sent to.
     odd = Model(lambda m, x: m.used(m.named(input=m.norm(x))) + m.idle(x[:0, None]).sum(), **parts)
     left_out = divergence(odd, F.cross_entropy, *batch()).left_out
     assert left_out == {
         "embedding": "Embedding is left out by default",
         "norm": "BatchNorm1d is left out by default",
-        "unused": "it was not called with any rows, or the loss does not depend on it",
+        "unused": uncalled,
         "named": "it was not called with tensors alone, by position",
-        "idle": "it was not called with any rows, or the loss does not depend on it",
+        "idle": uncalled,
     }
     with pytest.raises(ValueError, match=r"layer 'named' \(Linear\) cannot be measured: it was not called with"):
         divergence(odd, F.cross_entropy, *batch(), layers=["named"])

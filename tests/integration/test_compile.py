@@ -249,6 +249,25 @@ def test_inference_mode_counts_nothing_though_gradients_are_enabled():
     assert rows_of_a_step(model, optimizer) == [3, 3]
 
 
+def test_a_layer_that_comes_between_measurements_counts_from_the_next_one_on():
+    def rows(compiled: bool) -> float:
+        torch.manual_seed(0)
+        model = network(4, 4, 2)
+        model[0].requires_grad_(False)
+        optimizer = Whitened(torch.optim.SGD(model[2].parameters(), lr=0.1), model, every=2)
+        function = whole()(model) if compiled else model
+        for step in range(8):
+            if step == 6:  # which does not measure
+                model[0].requires_grad_(True)
+                optimizer.add_param_group({"params": list(model[0].parameters())})
+            optimizer.zero_grad()
+            function(torch.randn(3, 4)).square().sum().backward()
+            optimizer.step()
+        return rows_counted(optimizer)["0.weight"]
+
+    assert rows(compiled=True) == rows(compiled=False) == 3
+
+
 @pytest.mark.filterwarnings("ignore:Whitened takes plain steps. no layer has seen a row")
 def test_a_layer_that_is_called_between_measurements_alone_is_known_to_be_called():
     """Else a layer with gradients that measurements see no row of is told to be called by nobody."""

@@ -135,3 +135,10 @@ def test_what_reads_weights_alone_steps_inside_opacus():
     model(torch.randn(7, 5)).square().sum().backward()
     outside.step()
     assert not torch.equal(late[0].weight, before)
+
+
+def test_a_correction_that_comes_after_opacus_is_refused():
+    layer = nn.Linear(4, 3)
+    opacus.GradSampleModule(layer)
+    with pytest.raises(ValueError, match="attach it, or build GradientOnly, before make_private"):
+        attach(layer, Proportional())

@@ -51,6 +51,27 @@ def test_layer_in_several_places_is_replaced_by_one_and_tied_weights_stay_tied()
     assert model[3].weight is model[0].weight
 
 
+class Scaled(nn.Linear):
+    """Has a tensor that is no buffer, and a number that is read from one."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = torch.tensor(2.0)
+        self.rate = self.scale.item() if kwargs.get("bias") else None
+
+    def forward(self, input):
+        return super().forward(input) * self.scale
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_class_of_ones_own_is_built_with_the_values_of_its_tensors(bias):
+    model, x = nn.Sequential(nn.Linear(4, 3, bias=bias)), torch.randn(2, 4)
+    wanted, weight = 2 * model(x), model[0].weight
+    convert(model, {nn.Linear: Scaled})
+    assert torch.equal(model(x), wanted)
+    assert model[0].weight is weight
+
+
 def test_function_in_the_mapping_is_given_the_old_layer():
     model = mlp().eval()
     first = model[0]
@@ -135,6 +156,7 @@ ERRORS = {
     ),
     "other-arguments": (mlp, {nn.Linear: L2Norm}, TypeError, r"layer '0' \(Linear\): L2Norm does not take in_features"),
     "empty": (mlp, {}, ValueError, r"the mapping is empty; name a layer type and its replacement"),
+    "list": (mlp, [nn.Linear], TypeError, r"the mapping is \[.*; it takes layer types to replacements"),
     "name": (mlp, {"0": DyT}, TypeError, r"the mapping holds '0': .*; it takes a layer type to a class or a function"),
     "module": (mlp, {nn.Linear: DyT(3)}, TypeError, r"the mapping holds .*: DyT\(.*; it takes a layer type to a class"),
     "nothing": (mlp, {nn.Linear: lambda old: None}, TypeError, r"layer '0' .*: the function returned None; it has to"),

@@ -1,5 +1,6 @@
 """PatchNorm convolutions: outputs by torch's own. A step is that of a linear layer of patches: test_structural."""
 
+import io
 import math
 
 import pytest
@@ -141,6 +142,13 @@ def test_small_patches_beside_large_ones_keep_their_norms():
     wanted = layer(x)
     layer, x = layer.float(), x.float()
     torch.testing.assert_close(layer(x).double(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_traced_layer_is_saved_and_computes_the_same():
+    layer, x, file = PatchNormConv2d(3, 4, 3), torch.randn(2, 3, 6, 6), io.BytesIO()
+    torch.jit.save(torch.jit.trace(layer, x), file)
+    file.seek(0)
+    torch.testing.assert_close(torch.jit.load(file)(x), layer(x), rtol=EXACT, atol=EXACT)
 
 
 def test_output_size_of_a_transposed_convolution():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from adiv_optim import Correction, GradientOnly, Proportional, Whitened, coverage
+from adiv_optim import BatchIdeal, Correction, GradientOnly, Proportional, Whitened, coverage
 from tests.helpers.steps import inputs, same, sgd, stepped
 
 
@@ -85,7 +85,7 @@ ERRORS = {
     "correction-class": (lambda m: (sgd(m), m, Proportional), TypeError, r"write Proportional\(\)"),
     "correction-none": (lambda m: (sgd(m), m, None), TypeError, "found NoneType"),
     "a-second-one": (
-        lambda m: (sgd(m), attached(m), Proportional()), ValueError, "layer '0' already .*pass it plainly",
+        lambda m: (sgd(m), attached(m), BatchIdeal()), ValueError, "layer '0' already .*pass it plainly",
     ),
 }  # fmt: skip
 

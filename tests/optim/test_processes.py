@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
-from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
+from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened, gauge
 from tests.helpers.loops import Weights, adamw, deviation, images, network, sgd, train, weights
 from tests.helpers.processes import needs_distributed, on_two_processes
 
@@ -43,14 +44,9 @@ def pipeline(rank: int) -> dict[str, Any]:
 
     groups = [distributed.new_group([0]), distributed.new_group([1])]
     found: dict[str, Any] = {}
-    # Shapes, because a stage that has to find them out runs its layers once more, and those rows would count.
-    first, last = stages()
-    x = images(1)[0][0].chunk(2)[0]
-    between = first(x).detach().requires_grad_()
-    shapes = [(x, between), (between, last(between).detach().requires_grad_())][rank]
     for name, wrapper in EACH.items():
         module = stages()[rank]
-        stage = PipelineStage(module, rank, 2, torch.device("cpu"), *shapes)
+        stage = PipelineStage(module, rank, 2, torch.device("cpu"))
         schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=F.cross_entropy)
         optimizer = wrapper(adamw(module), module, every=2, process_group=groups[rank])
         for x, y in images():
@@ -89,6 +85,30 @@ def test_groups_that_cannot_do_are_refused(ranks):
         if "too-few" in found:
             assert "Whitened: '0.weight' of a Linear is sharded as (_StridedShard(" in found["strided"]
             assert f"Whitened: ranks [{1 - rank}] hold a part of 'weight' and are not in process" in found["too-few"]
+
+
+def experts(rank: int) -> tuple[list[str], dict[str, str]]:
+    """What a correction says of a model of which each process runs another part, and the gradients of all."""
+    model = nn.ModuleDict({"0": nn.Linear(4, 3), "1": nn.Linear(4, 3)})
+    optimizer = GradientOnly(sgd(model), model, Proportional())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model[f"{rank}"](torch.randn(5, 4)).square().sum().backward()
+            for p in model.parameters():  # as DistributedDataParallel does with find_unused_parameters
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                distributed.all_reduce(p.grad)
+            optimizer.step()
+    return [str(each.message) for each in said], dict(optimizer.coverage().never_seen)
+
+
+def test_layers_that_other_processes_run_are_not_said_to_be_called_by_nobody(tmp_path):
+    for rank, (said, never_seen) in enumerate(on_two_processes(experts, tmp_path)):
+        assert said == []
+        assert set(never_seen.items()) == {
+            (f"{1 - rank}.{name}", "its layer has not run") for name in ("weight", "bias")
+        }
 
 
 @pytest.fixture

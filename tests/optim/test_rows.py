@@ -81,6 +81,29 @@ def test_a_layer_of_another_package_is_named_in_full_with_the_remedy():
     assert "1.weight" in Whitened(sgd(model), model).coverage().never_seen
 
 
+def test_rows_of_another_width_are_refused():
+    layer = Columns()
+    layer.input_rows = lambda input: input[:, :-1]
+    optimizer = Whitened(sgd(layer), layer)
+    with pytest.raises(ValueError, match="weight: input_rows returned rows of 3 numbers; its weight takes 4"):
+        backward(layer, torch.randn(7, 4))
+    del optimizer
+
+
+def test_a_weight_that_multiplies_no_rows_is_left_alone():
+    class Gain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+    model = nn.Sequential(nn.Linear(4, 4), Gain())
+    why = "is not a layer whose rows are known"
+    assert Whitened(sgd(model), model).coverage().skipped["1.weight"].endswith(why)  # and no remedy that is none
+    Gain.input_rows = lambda self, input: input
+    why = "a weight of fewer than two dimensions, which multiplies no rows"
+    assert Whitened(sgd(model), model).coverage().skipped["1.weight"] == why
+
+
 class Labelled(Tensor):
     """Has methods of its own in the place of torch's, as PINA's LabelTensor and MONAI's MetaTensor have."""
 

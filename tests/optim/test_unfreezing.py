@@ -55,15 +55,48 @@ def test_a_run_goes_on_as_if_it_had_not_been_saved(wrapper, at):
 
 
 @each_by_inputs
-def test_a_checkpoint_of_more_trained_layers_is_refused_and_changes_nothing(wrapper):
+def test_a_checkpoint_of_more_trained_layers_loads_while_they_are_frozen(wrapper):
+    """As trainers do, which load before the callback that unfreezes."""
+    plain = trained(*built(wrapper), range(END))
     model, optimizer = built(wrapper)
-    trained(model, optimizer, range(END))
-    later = optimizer.state_dict()
+    trained(model, optimizer, range(THAWED + 4))
     fresh, other = built(wrapper)
-    trained(fresh, other, range(THAWED))
-    earlier, twin = other.state_dict(), built(wrapper)
-    with pytest.raises(ValueError, match=r"\['state'\]\[0\] has an unknown 'adiv_optim\.inputs\..*leave the names out"):
-        other.load_state_dict(later)
-    optimizer.load_state_dict(earlier)  # in which the first layer has not trained yet: it begins anew
-    assert [name for name, rows in rows_counted(optimizer).items() if rows] == ["2.weight"]
-    assert same(trained(*twin, range(END)), trained(fresh, other, range(THAWED, END)))
+    fresh.load_state_dict(model.state_dict())
+    other.load_state_dict(optimizer.state_dict())
+    assert other.coverage().skipped["0.weight"] == "frozen"
+    assert rows_counted(other) == rows_counted(optimizer)
+    assert same(trained(fresh, other, range(THAWED + 4, END)), plain)
+    earlier, twin = built(wrapper)[1].state_dict(), built(wrapper)
+    optimizer.load_state_dict(earlier)
+    assert not any(rows_counted(optimizer).values())
+    assert "0.weight" not in rows_counted(twin[1])  # one that has never trained takes no memory
+
+
+@each_by_inputs
+def test_layers_that_train_in_turns_are_treated_in_every_step(wrapper):
+    """As adapters do that are switched; a layer that is frozen keeps its measurements, and adds none."""
+    model = nn.ModuleList([nn.Linear(6, 4), nn.Linear(6, 4)])
+    optimizer = wrapper(sgd(model), model, every=3)
+    for step in range(12):
+        for number, layer in enumerate(model):
+            layer.requires_grad_(number == step % 2)
+        before = rows_counted(optimizer)
+        optimizer.zero_grad()
+        sum(layer(inputs(step, features=6)) for layer in model).square().sum().backward()
+        optimizer.step()
+        now, frozen = f"{step % 2}.weight", f"{1 - step % 2}.weight"
+        if step > 1:
+            assert now in optimizer.coverage().treated
+            assert rows_counted(optimizer)[frozen] == before[frozen]
+        assert optimizer.coverage().skipped[frozen] == "frozen"
+
+
+@each_by_inputs
+def test_a_bias_that_trains_alone_is_no_part_of_its_frozen_layer(wrapper):
+    model = network()
+    optimizer = wrapper(sgd(model), model)
+    stepped(model, optimizer, inputs(0))
+    model[0].weight.requires_grad_(False)
+    stepped(model, optimizer, inputs(1))
+    skipped = optimizer.coverage().skipped
+    assert [skipped["0.weight"], skipped["0.bias"]] == ["frozen", "a bias without its weight"]
