@@ -151,7 +151,7 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
         "Less is better of nats, and of ×, the factor on an error. Steps or epochs are equal where no time is named. A "
         "price is in steps of the optimizer alone. For transformers without norms the best is of those without any; "
         "NorMuon with LayerNorm is ahead of it. From He's initialisation BatchNorm has not run; from PyTorch's, with "
-        "SOAP, it is ahead of the first of the two rows, and level with the second."
+        "SOAP, it is ahead of whitened Adam, and level with whitened SOAP."
     )
     return Section([Table(header, rows, [call.is_shown for call in CALLS]), caption])
 

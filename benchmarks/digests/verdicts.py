@@ -75,10 +75,14 @@ def verdicts(stores: Stores) -> list[Verdict]:
 def on_page(rows: Iterable[Row], without: str = "") -> str:
     """A table with a row for all rivals that a claim has, and without a column."""
     places = [place for place, name in enumerate(_HEADER) if name in _SHOWN and name != without]
+    header = [_HEADER[place] for place in places]
     shown = [[cell.text if isinstance(cell, Cell) else cell for cell in map(row.__getitem__, places)] for row in rows]
     columns = [list(zip(*same, strict=True)) for same in grouped(shown, itemgetter(0)).values()]
-    joined = [["; ".join(c) if len(set(c)) > 1 else c[0] for c in each] for each in columns]
-    return markdown([_HEADER[place] for place in places], joined)
+    joined = [
+        ["; ".join(c) if len(set(c)) > 1 or name.endswith("p") else c[0] for name, c in zip(header, each, strict=True)]
+        for each in columns
+    ]  # every p, though two differences have one
+    return markdown(header, joined)
 
 
 def _section(stores: Stores, name: str, folder: Path) -> Section:

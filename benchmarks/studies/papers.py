@@ -243,7 +243,7 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
         _FEW_BATCHES, _of_sgd(_FEW_BATCHES, epochs=1, batch_size=[4, 8, 32, 128])),
     "uc-init": ("gain", "D.3: the size of the first parameters", 0.15, _GAINS, _of_sgd(_GAINS, epochs=2)),
     "uc-depth": ("depth", "D.3: depth", 0.5, _DEEP, _of_sgd(_DEEP, epochs=2)),
-    "uc-long": ("rate", "D.3: is a normaliser optional, after convergence", 0.6, _LONG, _of_sgd(_LONG, epochs=30)),
+    "uc-long": ("rate", "D.3: is a normaliser optional, after convergence", 1.0, _LONG, _of_sgd(_LONG, epochs=30)),
 }  # fmt: skip
 
 #: Figures of which some panels have run at the paper's length: hours, file, and the panels.
