@@ -70,6 +70,7 @@ NETWORKS = {
     "deep": Network(20, 28),
     "fourier": Network(10, 28, frequencies=32),
     "siren": Network(5, 128, activation=Sine, linear=siren_linear, about="sines"),
+    "siren-32": Network(5, 32, activation=Sine, linear=siren_linear, about="sines"),
     "wide": Network(5, 256, frequencies=32),
 }
 

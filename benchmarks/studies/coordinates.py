@@ -70,7 +70,12 @@ PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
     ("wide", 64, None, 500): (MAIN[:4], 5),
 }
 #: Those of the study `coordinates-ordinary`.
-AGAIN = [*MAIN, Arm("batchnorm", "adam", "whitened")]
+ORDINARILY: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
+    ("relu", 64, None, 500): ([*MAIN, Arm("batchnorm", "adam", "whitened")], 10),
+    ("relu", 64, 512, 500): (MAIN, 10),
+    ("fourier", 64, None, 500): (MAIN, 10),
+    ("relu", 128, None, 2000): (MAIN[:8], 5),
+}
 _FREE = _arms(["none"], ["adam", "soap"], ["whitened-free"])
 _PLAIN = _arms(["none"], ["adam", "soap"], ["none", "whitened"])
 #: Those of the study `initialisation`.
@@ -78,6 +83,7 @@ INITIALISATION: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]
     ("relu", 64, None, 500): ([*_PLAIN, *_FREE], 10),
     ("he", 64, None, 500): (_PLAIN, 10),
     ("deep", 64, None, 500): ([*_PLAIN[:2], Arm("batchnorm", "adam", "none")], 5),
+    ("siren-32", 64, None, 500): (MAIN[:6], 10),
 }
 
 
@@ -85,7 +91,7 @@ INITIALISATION: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]
 class PictureOptions(Training):
     """Options of these studies."""
 
-    network: str | None = None  # this one alone: relu, he, deep, fourier, siren or wide
+    network: str | None = None  # this one alone: relu, he, deep, fourier, siren, siren-32 or wide
     trials: int = 10  # that choose an arm's learning rate and damping
     crops: int | None = None  # this many at most
     steps: int | None = None  # in place of each protocol's own
@@ -114,13 +120,13 @@ STUDIES = {
         smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
     "coordinates-ordinary": Study(
-        "ReLU networks alone, whose trials learn four ordinary crops",
-        partial(_run, protocols={("relu", 64, None, 500): (AGAIN, 10)}, tuned_on=ORDINARY), report, PictureOptions(),
-        makes=[Recipe(1.5)], smoke="--trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+        "the protocols whose settings matter most, whose trials learn four ordinary crops",
+        partial(_run, protocols=ORDINARILY, tuned_on=ORDINARY), report, PictureOptions(),
+        makes=[Recipe(4.0)], smoke="--trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
     "initialisation": Study(
-        "the same by He's initialisation, of twenty layers, and whitened without graft_norm",
-        partial(_run, protocols=INITIALISATION, tuned_on=ORDINARY[::2]), report, PictureOptions(), makes=[Recipe(0.5)],
+        "the same by He's initialisation, of twenty layers, small SIRENs, and whitened without graft_norm",
+        partial(_run, protocols=INITIALISATION, tuned_on=ORDINARY[::2]), report, PictureOptions(), makes=[Recipe(0.7)],
         smoke="--network he --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 import statistics
 from collections import defaultdict
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,9 @@ def _figure(found: Cells, label: str, title: str, path: Path) -> None:
                 bars(axis, {place: best(by_place[place]) for place in sorted(by_place)}, METHODS[name])
             places = sorted({place for by_place in methods.values() for place in by_place})
             axis.set_xscale("log")
-            axis.set_xticks(places, [f"{place:g}" for place in places])
+            # One that is close behind another would be written over it.
+            pairs = pairwise([0.0, *places])
+            axis.set_xticks(places, [f"{place:g}" if place > 1.2 * before else "" for before, place in pairs])
             axis.minorticks_off()
 
 
