@@ -121,8 +121,8 @@ class GaussNewton(Optimizer):
 
         Raises:
             TypeError: a closure is given, terms of another form, or a residual of another dtype than the parameters.
-            ValueError: a module mixes samples, drops inputs or has a correction attached, or the tensors of a term are
-                empty or differ in length.
+            ValueError: a module mixes samples, drops inputs or has a correction attached, the tensors of a term are
+                empty or differ in length, or at the first step a residual uses another tensor that requires gradients.
             MemoryError: the step needs more memory than is free.
             RuntimeError: autocast is on, the loss or its Jacobian is not finite, or parameters were frozen, freed or
                 replaced since the optimizer was built.
@@ -133,6 +133,8 @@ class GaussNewton(Optimizer):
         parameters = _trained_together(self.network)
         before = {name: parameter.detach() for name, parameter in parameters.items()}
         evaluated = Terms(self.network, terms, "GaussNewton.step")
+        if not self._metrics:  # the first step
+            evaluated.refuse_outside_parameters(before)
         residuals = evaluated.evaluate(before)
         loss = _loss(residuals)
         if not loss.isfinite():
@@ -233,7 +235,7 @@ def _search_damping(
     if not math.isfinite(mean_diagonal):
         raise RuntimeError(
             "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
-            "derivative, such as a root at 0."
+            "derivative, such as a root at 0, or one that overflows."
         )
     best, used, tries = start, damping, 0
     while mean_diagonal > 0 and start.loss > 0 and damping <= MAX_DAMPING:

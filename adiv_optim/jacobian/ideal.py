@@ -72,7 +72,7 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     if not trained:
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    with same_randomness(module):
+    with torch.enable_grad(), same_randomness(module):  # without gradients an LSTM keeps too little
         output, pull_back = vjp(lambda trained: run(trained, *arguments), trained)[:2]  # without has_aux there are two
     if not isinstance(output, Tensor):
         raise TypeError(f"ideal_update: {type(module).__name__} returned {type(output).__name__}; it takes one tensor.")

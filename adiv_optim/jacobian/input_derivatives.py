@@ -36,8 +36,9 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
     with :math:`z = Wa + b`, :math:`z' = Wa'` and :math:`z'' = Wa''`, in one pass of 2d + 1 rows; so a gradient by the
     parameters costs that of 2d + 1 points. Any other function is differentiated by torch.func, forward over forward,
-    once for every coordinate, and needs forward-mode rules. torch's rules for linalg.det, logdet and solve are wrong in
-    second derivatives: write such a function out.
+    once for every coordinate, and needs forward-mode rules. torch's rules for det, slogdet, logdet, solve and its kin,
+    batch norms of one batch and Bessel functions are wrong in second derivatives, and its norms and std have no third
+    ones: write such a function out.
 
     Args:
         model: nn.Sequential, nested too, of nn.Linear and Tanh, Sigmoid, Identity, GELU, SiLU, Softplus, Mish, ELU,
@@ -51,6 +52,7 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
     Raises:
         ValueError: x is not one point.
+        TypeError: the model is TorchScript's, which torch.func does not differentiate.
 
     Example:
         >>> import torch
@@ -63,6 +65,8 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
     """
     if x.dim() != 1:
         raise ValueError(f"derivatives: x has shape {tuple(x.shape)}; it is one point, (d,). Map by torch.func.vmap.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("derivatives: torch.func cannot differentiate TorchScript; pass the module that was scripted.")
     layers = _known_layers(model)
     return _by_torch_func(model, x) if layers is None else _carried_forward(layers, x)
 

@@ -36,9 +36,11 @@ class _Residual(nn.Module):
                 yield
         except (RuntimeError, ValueError, IndexError) as error:
             error.add_note(
-                f"{self.where}: this residual runs once for all samples, by torch.func.vmap. Points have the dtype of "
-                "the parameters; a branch is a torch.where, an index a torch.gather or a one-hot row made before the "
-                "step; random numbers are drawn before it, and .eval() ends dropout."
+                f"{self.where}: this residual is given one sample, without the dimension of the batch, and runs once "
+                "for all by torch.func.vmap. Derivatives by a point come from jacobian.derivatives, laplacian or "
+                "torch.func, not from torch.autograd.grad. Points have the dtype of the parameters; a branch is a "
+                "torch.where, an index a torch.gather or a one-hot row made before the step; random numbers are drawn "
+                "before it, and .eval() ends dropout. A norm of what the network returns is a root written out."
             )
             raise
 
@@ -76,6 +78,19 @@ class Terms:
             for number, (function, *tensors) in enumerate(terms)
         ]
 
+    def refuse_outside_parameters(self, parameters: Parameters) -> None:
+        """Raise a ValueError if a residual depends on a tensor that requires gradients and is none of these."""
+        for residual in self.residuals:
+            one = (tensor[:1].detach() for tensor in residual.tensors)
+            with residual.differentiated(), torch.enable_grad():
+                values = vmap(partial(_call, residual, parameters))(*one)
+            if values.requires_grad:
+                raise ValueError(
+                    f"{residual.where}: this residual uses a tensor that requires gradients and is no parameter of the "
+                    "network, so that no step would change it. Make it an nn.Parameter of the network's module before "
+                    "the optimizer is built, and reach it by the residual's first argument; or detach() it."
+                )
+
     def evaluate(self, parameters: Parameters) -> Tensor:
         """Return the residuals at some parameters, (residuals,), each divided by the root of its term's count."""
         by_term = []
@@ -95,8 +110,8 @@ class Terms:
         widths, like = [parameter.numel() for parameter in parameters.values()], next(iter(parameters.values()))
         total = sum(residual.count * residual.size for residual in self.residuals)
         at_once = max(min(chunk_size or each.count, each.count) * each.size for each in self.residuals)
-        points = sum(residual.count for residual in self.residuals)
-        _check_memory(self.caller, total, sum(widths), at_once, points, like)
+        points, least = sum(residual.count for residual in self.residuals), max(each.size for each in self.residuals)
+        _check_memory(self.caller, total, sum(widths), (at_once, least), points, like)
         jacobian, start = like.new_empty(total, sum(widths)), 0
         for residual in self.residuals:
             # A residual of one number needs no vmap over its numbers, as jacrev has.
@@ -182,17 +197,21 @@ def step_bytes(residuals: int, parameters: int, at_once: int, number_bytes: int)
     return number_bytes * (jacobian + max(gradients, factors))
 
 
-def _check_memory(caller: str, residuals: int, parameters: int, at_once: int, points: int, like: Tensor) -> None:
-    def needs(count: int) -> int:
+def _check_memory(
+    caller: str, residuals: int, parameters: int, at_once: tuple[int, int], points: int, like: Tensor
+) -> None:
+    """Raise where a step needs more than is free; `at_once` is for the chunks that there are, and for the least."""
+
+    def needs(count: int, at_once: int = at_once[0]) -> int:
         return step_bytes(count, parameters, at_once, like.element_size())
 
     needed, free = needs(residuals), free_bytes(like.device)
     if needed > free:
         most = bisect_right(range(residuals), free, key=needs) - 1
+        chunks = ", or set a smaller chunk_size" * (needs(residuals, at_once[1]) <= free)
         raise MemoryError(
             f"{caller}: {residuals:,} residuals by {parameters:,} parameters need {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB are free; draw at most {points * most // residuals:,} points a step, or set "
-            "chunk_size."
+            f"{free / 1e9:.1f} GB are free; draw at most {points * most // residuals:,} points a step{chunks}."
         )
 
 

@@ -124,3 +124,8 @@ def test_their_gradients_by_the_parameters_are_those_of_reverse_passes(activatio
 def test_several_points_are_refused():
     with pytest.raises(ValueError, match=r"x has shape \(4, 2\); it is one point"):
         derivatives(network(nn.Tanh()), torch.randn(4, 2))
+
+
+def test_torchscript_is_refused():
+    with pytest.raises(TypeError, match="pass the module that was scripted"):
+        derivatives(torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Tanh())), torch.rand(2))

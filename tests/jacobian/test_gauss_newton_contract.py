@@ -132,6 +132,8 @@ def test_a_step_that_needs_more_memory_than_is_free_says_how_many_points_fit(mon
     with pytest.raises(MemoryError, match="draw at most 80 points"):
         optimizer.step([(terms[0][0], points[:81])])
     optimizer.step([(terms[0][0], points[:80])])
+    with pytest.raises(MemoryError, match=r"a step, or set a smaller chunk_size\.$"):
+        optimizer.step([(terms[0][0], points[:84])])
     GaussNewton(model, chunk_size=10).step([(terms[0][0], points[:84])])
 
 
@@ -219,7 +221,35 @@ def test_errors_of_torch_say_which_residual_and_what_to_do(residual, dtype, mess
             [(lambda model, x: model(x), torch.rand(2, 2)), (residual, torch.rand(3, 2, dtype=dtype))]
         )
     (note,) = error.value.__notes__
-    assert note.startswith("GaussNewton.step: terms[1]: this residual runs once for all samples")
+    assert note.startswith("GaussNewton.step: terms[1]: this residual is given one sample")
+
+
+class Residual(nn.Module):
+    """A residual that has a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(1))
+
+    def forward(self, model, x):
+        return self.factor * model(x)
+
+
+def test_a_residual_that_uses_a_parameter_outside_of_the_network_is_refused():
+    outside, other = nn.Parameter(torch.ones(1)), network()
+    for residual in (lambda m, x: outside * laplacian(m, x), lambda m, x: m(x) - other(x), Residual()):
+        model = network()
+        before = [p.detach().clone() for p in model.parameters()]
+        terms = [(lambda m, x: m(x), torch.rand(2, 2)), (residual, torch.rand(3, 2))]
+        with pytest.raises(
+            ValueError, match=r"terms\[1\]: this residual uses a tensor .* nn.Parameter of the"
+        ):
+            GaussNewton(model).step(terms)
+        assert all(map(torch.equal, before, model.parameters()))
+    model = network()
+    model.factor = nn.Parameter(torch.ones(1))
+    GaussNewton(model).step([(lambda m, x: m.factor * m(x) - outside.detach(), torch.rand(3, 2).requires_grad_())])
+    assert model.factor != 1
 
 
 def test_the_state_of_another_optimizer_is_refused():

@@ -129,6 +129,21 @@ def test_unreachable_update_is_the_least_squares_one_of_least_norm():
     assert found.misfit > CLOSED_FORM
 
 
+def test_an_lstm_in_float32_has_a_step():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.LSTM(3, 4, batch_first=True)
+
+        def forward(self, x):
+            return self.cells(x)[0][:, -1]
+
+    model, x, g = Last(), torch.randn(2, 5, 3), torch.randn(2, 4)
+    wanted = jacobian.ideal_update(model, x, g).step
+    found = jacobian.ideal_update(model.float(), x.float(), g.float()).step
+    assert max(relative_error(found[name].double(), step) for name, step in wanted.items()) < 1e-2
+
+
 def test_small_gradients_do_not_vanish():
     module, input, g = nn.Linear(3, 2).float(), torch.randn(2, 3).float(), torch.randn(2, 2).float()
     small, large = (jacobian.ideal_update(module, input, factor * g) for factor in (2.0**-100, 1.0))
