@@ -213,7 +213,7 @@ _ON_TANH = (
 )  # fmt: skip
 #: Inputs centred, the plainest remedy for what corrections and whitening remove.
 _CENTRED = "--departure centred --methods none batch-ideal --activations tanh --optimizers sgd adam --name mlp-centred"
-_CENTRED_CNN = "--departure centred --methods none batchnorm mac whitened-16 --optimizers adam --name cnn-centred"
+_CENTRED_CNN = "--departure centred --methods none batchnorm whitened-16 --optimizers adam --name cnn-centred"
 _WIDE = "cifar10-trials-128"
 _SMALL = "--seeds 1 --device cpu"
 _SMOKE = f"--methods none --optimizers sgd --activations tanh --epochs 1 --search-epochs 1 {_SMALL}"

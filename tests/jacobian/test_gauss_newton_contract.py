@@ -241,9 +241,7 @@ def test_a_residual_that_uses_a_parameter_outside_of_the_network_is_refused():
         model = network()
         before = [p.detach().clone() for p in model.parameters()]
         terms = [(lambda m, x: m(x), torch.rand(2, 2)), (residual, torch.rand(3, 2))]
-        with pytest.raises(
-            ValueError, match=r"terms\[1\]: this residual uses a tensor .* nn.Parameter of the"
-        ):
+        with pytest.raises(ValueError, match=r"terms\[1\]: this residual uses a tensor .* nn.Parameter of the"):
             GaussNewton(model).step(terms)
         assert all(map(torch.equal, before, model.parameters()))
     model = network()
