@@ -73,6 +73,8 @@ PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
 ORDINARILY: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
     ("relu", 64, None, 500): ([*MAIN, Arm("batchnorm", "adam", "whitened")], 10),
     ("relu", 64, 512, 500): (MAIN, 10),
+    ("fourier", 64, None, 500): (MAIN, 10),
+    ("relu", 128, None, 2000): (MAIN[:8], 5),
 }
 _FREE = _arms(["none"], ["adam", "soap"], ["whitened-free"])
 _PLAIN = _arms(["none"], ["adam", "soap"], ["none", "whitened"])
@@ -118,9 +120,9 @@ STUDIES = {
         smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
     "coordinates-ordinary": Study(
-        "ReLU networks alone, whose trials learn four ordinary crops",
+        "the protocols whose settings matter most, whose trials learn four ordinary crops",
         partial(_run, protocols=ORDINARILY, tuned_on=ORDINARY), report, PictureOptions(),
-        makes=[Recipe(2.0)], smoke="--trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+        makes=[Recipe(3.5)], smoke="--trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
     "initialisation": Study(
         "the same by He's initialisation, of twenty layers, small SIRENs, and whitened without graft_norm",
