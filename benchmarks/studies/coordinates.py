@@ -71,7 +71,7 @@ PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
 }
 #: Those of the study `coordinates-ordinary`.
 ORDINARILY: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
-    ("relu", 64, None, 500): ([*MAIN, Arm("batchnorm", "adam", "whitened")], 10),
+    ("relu", 64, None, 500): (ALL, 10),
     ("relu", 64, 512, 500): (MAIN, 10),
     ("fourier", 64, None, 500): (MAIN, 10),
     ("relu", 128, None, 2000): (MAIN[:8], 5),
