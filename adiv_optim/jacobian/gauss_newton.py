@@ -245,7 +245,7 @@ def _search_damping(
             best, used = lowest, damping
             if best.loss <= (1 - ENOUGH_FALL) * start.loss:
                 break
-        elif best.alpha and lowest.alpha:
+        elif best.loss <= (1 - LEAST_FALL) * start.loss and lowest.alpha:
             break  # the loss falls less than with less damping
         damping *= 10
     return best if best.loss <= (1 - LEAST_FALL) * start.loss else start, used, tries

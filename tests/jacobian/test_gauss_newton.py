@@ -283,6 +283,18 @@ def test_a_small_fall_is_taken_where_more_damping_has_no_larger_one():
     assert optimizer.metrics()["alpha"] == 0
 
 
+@pytest.mark.parametrize("damping", [0.0, 1e-20])
+def test_damping_rises_until_a_step_is_taken(damping):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    points = torch.randn(60, 2, generator=torch.Generator().manual_seed(100)).double()
+    optimizer = GaussNewton(model, damping=damping)
+    optimizer.step([(lambda model, x, y: model(x) - y, points, torch.sin(2 * points[:, :1]))])
+    metrics = optimizer.metrics()
+    assert metrics["alpha"] > 0  # the first tries lower the loss by less than a millionth, each less than the last
+    assert metrics["loss_after"] < 0.999 * metrics["loss_before"]
+
+
 def test_an_error_within_a_try_leaves_the_weights_bit_for_bit():
     model, calls = network(), []
     before = weights(model)
