@@ -6,13 +6,12 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from .._device import at_least_float32, wide_dtype
-from ..functional import box_sum, squared_norm
+from .._device import at_least_float32
+from ..functional import box_sum
 from ..functional.convolutions import TORCH_CONV
-from .lengths import inverse_norm
+from .lengths import inverse_norm, sum_of_squares
 from .linears import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors
 
 _TORCH_CONV_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -47,12 +46,8 @@ class PatchNorm(_ConvNd):
     def _channel_squared_norm(self, input: Tensor) -> Tensor:
         """Return Σ_c |x_c|² over the channels of each group, (…, groups, *spatial), in float32 at least."""
         channels = -len(self.kernel_size) - 1
-        input = input.unflatten(channels, (self.groups, -1))
-        if input.is_complex():  # real and imaginary parts as channels of their own
-            input = torch.view_as_real(input).movedim(-1, channels).flatten(channels - 1, channels)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # one fuses it all, the other saves no Function
-            return at_least_float32(input).square().sum(channels)
-        return _SquaredNorm.apply(input, channels)
+        grouped = at_least_float32(input).unflatten(channels, (self.groups, -1))
+        return sum_of_squares(grouped, channels).squeeze(channels)
 
     @property
     def _inner_bias(self) -> Tensor | None:
@@ -207,29 +202,3 @@ class PatchNormConvTranspose2d(_PatchNormConvTranspose, nn.ConvTranspose2d):
 
 class PatchNormConvTranspose3d(_PatchNormConvTranspose, nn.ConvTranspose3d):
     """torch.nn.ConvTranspose3d divided by the norms of its patches; see `PatchNormConvTranspose2d`."""
-
-
-class _SquaredNorm(Function):
-    """|x|² along a dimension, with one temporary of the input's size in the backward pass, where torch makes three."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(input, dim):
-        return squared_norm(input, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        input, ctx.dim = inputs
-        ctx.save_for_backward(input)
-        ctx.save_for_forward(input)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (input,) = ctx.saved_tensors
-        return (input * (2 * grad_output).unsqueeze(ctx.dim)).to(input.dtype), None
-
-    @staticmethod
-    def jvp(ctx, tangent, _):
-        (input,) = ctx.saved_tensors
-        return 2 * (input * tangent).sum(ctx.dim, dtype=wide_dtype(input))
