@@ -170,7 +170,6 @@ class NetworkGauge(Gauge):
     """
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
-        """Return exp(s_out) and exp(−s_in); see `Gauge.factors`."""
         return graph.factors(log_scales)
 
 
@@ -189,7 +188,6 @@ class LayerGauge(Gauge):
     """
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
-        """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
         # The scales of rows of zeros, and of parts of a weight that zeros set apart, are `rz_scaling`'s convention. So
         # it scales the weight in the network gauge, which is the same in every gauge, and these scales with it.
         factors = graph.factors(log_scales)
@@ -205,7 +203,6 @@ class LayerGauge(Gauge):
         return factors
 
     def treatments(self, graph: ChannelGraph) -> dict[str, str]:
-        """Return "layer gauge" of weights; see `Gauge.treatments`."""
         return {**super().treatments(graph), **dict.fromkeys(self._matrices(graph), "layer gauge")}
 
     @staticmethod

@@ -87,7 +87,6 @@ class ChannelScale(nn.Module):
                 nn.init.constant_(parameter, value)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return γ ⊙ x + β."""
         self._check_shape(input)
         return self._affine(input)
 

@@ -69,7 +69,6 @@ class DyT(_Dynamic):
         self._add_scalars(channels, alpha=alpha)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return γ ⊙ tanh(αx) + β, or γ ⊙ √d tanh(αx / √d) + β."""
         self._check_shape(input)
         bound = math.sqrt(self.features) if self.sqrt_d else 1
         return self._affine(bound * torch.tanh(self.alpha / bound * input))
@@ -103,7 +102,6 @@ class Derf(_Dynamic):
         self._add_scalars(channels, alpha=alpha, shift=0.0)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return γ ⊙ erf(αx + s) + β."""
         self._check_shape(input)
         return self._affine(torch.erf(self.alpha * input + self.shift))
 
@@ -179,7 +177,6 @@ class DyISRU(_Dynamic):
         return at_least_float32(self.log_c).exp()
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return γ ⊙ √d x / √(x² + C) + β, or the same without √d."""
         self._check_shape(input)
         output = dyisru(input, self.c)
         return self._affine(math.sqrt(self.features) * output if self.sqrt_d else output)
@@ -240,13 +237,12 @@ class MeanFieldNorm(nn.Module):
         self.std = math.sqrt(moments.variance)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return (σ(x) − c₀) / √Var σ(z), or the steps of it that are switched on."""
         output = self.activation(input)
         if self.center:
             output = output - self.mean
         return output / self.std if self.normalize else output
 
     def extra_repr(self) -> str:
-        """Return the switches and the constants, after the name of a function, which no submodule shows."""
+        # A function, unlike a module, is shown by no submodule.
         name = "" if isinstance(self.activation, nn.Module) else f"{getattr(self.activation, '__name__', 'function')}, "
         return f"{name}center={self.center}, normalize={self.normalize}, mean={self.mean:.6g}, std={self.std:.6g}"

@@ -63,7 +63,6 @@ class L2Norm(nn.Module):
         self.eps = eps
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return x / max(|x|, eps)."""
         return l2_normalize(input, self.dim, self.eps)
 
     def extra_repr(self) -> str:
@@ -94,7 +93,6 @@ class IsotropicTanh(nn.Module):
         self.dim = dim
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return tanh(|x|) x / |x|."""
         wide = at_least_float32(input)
         # Below the clamp tanh(r) / r is 1 to the last bit, as is its limit at 0, and has no derivative to pass on.
         # Clamped before the root, whose second derivative at 0 would be NaN.

@@ -88,7 +88,6 @@ class AffineLikeLinear(nn.Linear):
         self.beta = beta
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return (αWx + βb) / √(α²|x|² + β²)."""
         wide = at_least_float32(input)
         scale = affine_like_scale(sum_of_squares(wide, -1), self.alpha, self.beta)
         # The rows are scaled, not the outputs, which would have to be kept for the backward pass and read twice more.
@@ -147,7 +146,6 @@ class NormLikeLinear(nn.Linear):
         self.eps = eps
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return W x/|x| + b, or the general form if `beta` is given."""
         gain, shift = norm_like_factors(self.alpha, self.beta)
         direction = l2_normalize(input, -1, self.eps)
         return F.linear(direction * gain, self.weight, None if self.bias is None else shift * self.bias)

@@ -82,7 +82,6 @@ class PatchNorm(_ConvNd):
 
 class _PatchNormConv(PatchNorm):
     def forward(self, input: Tensor) -> Tensor:
-        """Return the convolution with every patch normalised."""
         if max(self.kernel_size) == 1 and not any(self._reversed_padding_repeated_twice):
             # Each patch is a pixel, and the pixels that the stride skips need no norm.
             pixels: Any = (..., *(slice(None, None, step) for step in self.stride))
@@ -151,7 +150,6 @@ class _PatchNormConvTranspose(PatchNorm, _ConvTransposeNd):
     padding: tuple[int, ...]  # 'same' and 'valid' are for plain convolutions
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Return the transposed convolution with every patch normalised."""
         dims = len(self.kernel_size)
         kernel_size, stride, padding, dilation = map(list, (self.kernel_size, self.stride, self.padding, self.dilation))
         output_padding = self._output_padding(input, output_size, stride, padding, kernel_size, dims, dilation)
