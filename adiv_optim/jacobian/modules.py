@@ -68,15 +68,12 @@ class WrittenOut(TorchFunctionMode):
         return _WRITTEN_OUT.get(func, func)(*args, **(kwargs or {}))
 
 
-def _normalised(input: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
-    centred = input - input.mean(dims, keepdim=True)
-    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
-
-
 def _layer_norm(
     input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
-    output = _normalised(input, tuple(range(-len(normalized_shape), 0)), eps)
+    dims = tuple(range(-len(normalized_shape), 0))
+    centred = input - input.mean(dims, keepdim=True)
+    output = centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
     output = output if weight is None else output * weight
     return output if bias is None else output + bias
 
@@ -87,9 +84,9 @@ def _instance_norm(
 ) -> Tensor:  # fmt: skip
     if not use_input_stats:
         return F.instance_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    output, by_channel = _normalised(input, tuple(range(2, input.dim())), eps), (-1, *(1,) * (input.dim() - 2))
-    output = output if weight is None else output * weight.view(by_channel)
-    return output if bias is None else output + bias.view(by_channel)
+    by_channel = (-1, *(1,) * (input.dim() - 2))
+    weight, bias = (None if each is None else each.view(by_channel) for each in (weight, bias))
+    return _layer_norm(input, input.shape[2:], weight, bias, eps)
 
 
 def _silu(input: Tensor, inplace: bool = False) -> Tensor:
