@@ -30,11 +30,10 @@ PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
 def pure(module: nn.Module) -> tuple[Parameters, Callable[..., Any]]:
     """Return the trained parameters, and the module as a function of them and its arguments, without side effects."""
     trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    frozen = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
 
     def run(trained: Parameters, *arguments: Any) -> Any:
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        return call_with(module, {**trained, **frozen, **buffers}, arguments)
+        return call_with(module, trained | buffers, arguments)
 
     return trained, run
 
