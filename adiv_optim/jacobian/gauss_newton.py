@@ -133,9 +133,7 @@ class GaussNewton(Optimizer):
         parameters = _trained_together(self.network)
         before = {name: parameter.detach() for name, parameter in parameters.items()}
         evaluated = Terms(self.network, terms, "GaussNewton.step")
-        if not self._metrics:  # the first step
-            evaluated.refuse_outside_parameters(before)
-        residuals = evaluated.evaluate(before)
+        residuals = evaluated.evaluate(before, refuse_outside=not self._metrics)  # at the first step
         loss = _loss(residuals)
         if not loss.isfinite():
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")

@@ -74,29 +74,25 @@ class Terms:
         _check_terms(terms, caller)
         self.caller = caller
         self.residuals = [
-            _Residual(network, function, tensors, f"{caller}: terms[{number}]")
+            _Residual(network, function, [each.detach() for each in tensors], f"{caller}: terms[{number}]")
             for number, (function, *tensors) in enumerate(terms)
         ]
 
-    def refuse_outside_parameters(self, parameters: Parameters) -> None:
-        """Raise a ValueError if a residual depends on a tensor that requires gradients and is none of these."""
+    def evaluate(self, parameters: Parameters, *, refuse_outside: bool = False) -> Tensor:
+        """Return the residuals at some parameters, (residuals,), each divided by the root of its term's count.
+
+        With `refuse_outside` raise a ValueError if one depends on another tensor that requires gradients.
+        """
+        by_term = []
         for residual in self.residuals:
-            one = (tensor[:1].detach() for tensor in residual.tensors)
-            with residual.differentiated(), torch.enable_grad():
-                values = vmap(partial(_call, residual, parameters))(*one)
+            with residual.differentiated(), torch.set_grad_enabled(refuse_outside):
+                values = vmap(partial(_call, residual, parameters))(*residual.tensors)
             if values.requires_grad:
                 raise ValueError(
                     f"{residual.where}: this residual uses a tensor that requires gradients and is no parameter of the "
                     "network, so that no step would change it. Make it an nn.Parameter of the network's module before "
                     "the optimizer is built, and reach it by the residual's first argument; or detach() it."
                 )
-
-    def evaluate(self, parameters: Parameters) -> Tensor:
-        """Return the residuals at some parameters, (residuals,), each divided by the root of its term's count."""
-        by_term = []
-        for residual in self.residuals:
-            with residual.differentiated():
-                values = vmap(partial(_call, residual, parameters))(*residual.tensors)
             residual.size = values.shape[1]
             by_term.append(values.flatten() / values.numel() ** 0.5)
         return torch.cat(by_term)
@@ -109,9 +105,7 @@ class Terms:
         """
         widths, like = [parameter.numel() for parameter in parameters.values()], next(iter(parameters.values()))
         total = sum(residual.count * residual.size for residual in self.residuals)
-        at_once = max(min(chunk_size or each.count, each.count) * each.size for each in self.residuals)
-        points, least = sum(residual.count for residual in self.residuals), max(each.size for each in self.residuals)
-        _check_memory(self.caller, total, sum(widths), (at_once, least), points, like)
+        self._check_memory(total, sum(widths), chunk_size, like)
         jacobian, start = like.new_empty(total, sum(widths)), 0
         for residual in self.residuals:
             # A residual of one number needs no vmap over its numbers, as jacrev has.
@@ -126,6 +120,24 @@ class Terms:
                 rows /= (residual.count * residual.size) ** 0.5
                 start += len(rows)
         return jacobian
+
+    def _check_memory(self, residuals: int, parameters: int, chunk_size: int | None, like: Tensor) -> None:
+        """Raise where a step needs more than is free."""
+        chunks = [min(chunk_size or each.count, each.count) * each.size for each in self.residuals]
+
+        def needs(count: int, at_once: int = max(chunks)) -> int:
+            return step_bytes(count, parameters, at_once, like.element_size())
+
+        needed, free = needs(residuals), free_bytes(like.device)
+        if needed > free:
+            most = bisect_right(range(residuals), free, key=needs) - 1
+            points = sum(each.count for each in self.residuals) * most // residuals
+            smallest_chunk = max(each.size for each in self.residuals)
+            remedy = ", or set a smaller chunk_size" * (needs(residuals, smallest_chunk) <= free)
+            raise MemoryError(
+                f"{self.caller}: {residuals:,} residuals by {parameters:,} parameters need {needed / 1e9:.1f} GB, and "
+                f"{free / 1e9:.1f} GB are free; draw at most {points:,} points a step{remedy}."
+            )
 
 
 def _call(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Tensor:
@@ -195,24 +207,6 @@ def step_bytes(residuals: int, parameters: int, at_once: int, number_bytes: int)
     gradients = 3 * min(at_once, residuals) * parameters
     factors = 2 * (jacobian + min(residuals, parameters) ** 2)
     return number_bytes * (jacobian + max(gradients, factors))
-
-
-def _check_memory(
-    caller: str, residuals: int, parameters: int, at_once: tuple[int, int], points: int, like: Tensor
-) -> None:
-    """Raise where a step needs more than is free; `at_once` is for the chunks that there are, and for the least."""
-
-    def needs(count: int, at_once: int = at_once[0]) -> int:
-        return step_bytes(count, parameters, at_once, like.element_size())
-
-    needed, free = needs(residuals), free_bytes(like.device)
-    if needed > free:
-        most = bisect_right(range(residuals), free, key=needs) - 1
-        chunks = ", or set a smaller chunk_size" * (needs(residuals, at_once[1]) <= free)
-        raise MemoryError(
-            f"{caller}: {residuals:,} residuals by {parameters:,} parameters need {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB are free; draw at most {points * most // residuals:,} points a step{chunks}."
-        )
 
 
 def free_bytes(device: torch.device) -> float:
