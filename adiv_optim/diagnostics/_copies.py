@@ -1,7 +1,6 @@
 """Copies of a model and its optimizer, and the step that `divergence` takes on them."""
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from .._device import widest_dtype, without_autocast
 from ..attach import detach
 from ..jacobian import GaussNewton
 from ..jacobian.modules import same_randomness
-from ..jacobian.recording import Pass, differentiate
+from ..jacobian.recording import Batch, Pass, differentiate
 from ..optim import OptimizerWrapper
 from ..optim.parameters import check_same_parameters
 from ..rows.layers import Corrected
@@ -71,21 +70,14 @@ class Step(NamedTuple):
     rates: dict[str, float]  # path of a parameter that the optimizer holds → its learning rate
 
 
-def take_step(
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    loss_fn: Callable[[Any, Any], Tensor],
-    inputs: Any,
-    targets: Any,
-    layers: dict[str, nn.Module],
-) -> Step:
+def take_step(model: nn.Module, optimizer: Optimizer | None, batch: Batch, layers: dict[str, nn.Module]) -> Step:
     """Take the optimizer's step, or minus the gradient, on copies, and record the calls of layers."""
     is_corrected = any(isinstance(module, Corrected) for module in model.modules())
     uncorrected = detach(copy.deepcopy(model)) if is_corrected else None  # before the pass changes buffers
     with same_randomness(model):
-        recorded = differentiate(model, loss_fn, inputs, targets, layers)
+        recorded = differentiate(model, batch, layers)
     # Both passes draw the same random numbers, so that both gradients are those of the same loss.
-    plain = recorded if uncorrected is None else differentiate(uncorrected, loss_fn, inputs, targets, {})
+    plain = recorded if uncorrected is None else differentiate(uncorrected, batch, {})
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in parameters.items():
         gradient = recorded.gradients.get(name)

@@ -14,6 +14,7 @@ from .._device import widest, without_autocast
 from ..attach import attach
 from ..corrections import Correction, check_correction
 from ..jacobian.modules import choose_layers, same_randomness, why_mixed
+from ..jacobian.recording import Batch
 from ..optim import OptimizerWrapper
 from ..rows.layers import Corrected, plain_type
 from ..rows.models import label, refuse_attached
@@ -121,7 +122,7 @@ def divergence(
         chosen, left_out = choose_layers(twin, layers)
         left_out |= {path: why for path, layer in chosen.items() if (why := _why_unmeasured(layer))}
         watched = {path: layer for path, layer in chosen.items() if path not in left_out}
-        step = take_step(twin, twin_optimizer, loss_fn, inputs, targets, watched)
+        step = take_step(twin, twin_optimizer, Batch(loss_fn, inputs, targets), watched)
 
     measured = {}
     names = {id(p): name for name, p in twin.named_parameters()}

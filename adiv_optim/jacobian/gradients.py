@@ -14,7 +14,7 @@ from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import label, refuse_attached
 from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed, with_state
-from .recording import Call, differentiate
+from .recording import Batch, Call, differentiate
 
 
 def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = None) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ def corrected_gradients(
     names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
     chosen, _ = choose_layers(model, layers)
     _check_layers(chosen)
-    recorded = differentiate(model, loss_fn, inputs, targets, chosen, freeze_layers=True)
+    recorded = differentiate(model, Batch(loss_fn, inputs, targets), chosen, freeze_layers=True)
     gradients = recorded.gradients
     for path, layer in chosen.items():
         unseen = [name for p in layer.parameters(recurse=False) if (name := names.get(id(p))) in gradients]

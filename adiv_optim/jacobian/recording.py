@@ -30,15 +30,15 @@ class Pass(NamedTuple):
     changed: set[str]  # paths of layers whose output another hook changes
 
 
-def differentiate(
-    model: nn.Module,
-    loss_fn: Callable[[Any, Any], Tensor],
-    inputs: Any,
-    targets: Any,
-    layers: dict[str, nn.Module],
-    *,
-    freeze_layers: bool = False,
-) -> Pass:
+class Batch(NamedTuple):
+    """A batch and its loss, loss_fn(model(inputs), targets)."""
+
+    loss_fn: Callable[[Any, Any], Tensor]
+    inputs: Any  # a tensor, a tuple of arguments, or a dict of keyword arguments
+    targets: Any
+
+
+def differentiate(model: nn.Module, batch: Batch, layers: dict[str, nn.Module], *, freeze_layers: bool = False) -> Pass:
     """Run a model forward and backward once, and keep the inputs of layers and the gradients of their outputs.
 
     With `freeze_layers` the parameters of these layers are constants while the layers run, so that the gradient of a
@@ -46,15 +46,15 @@ def differentiate(
     """
     recorder = _Recorder(layers, freeze_layers)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    keywords = inputs if isinstance(inputs, Mapping) else {}
-    arguments = () if keywords else inputs if isinstance(inputs, tuple) else (inputs,)
+    keywords = batch.inputs if isinstance(batch.inputs, Mapping) else {}
+    arguments = () if keywords else batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
     # A graph that torch.compile has made before does not call these hooks.
     with torch.enable_grad(), recorder.hooks(), torch.compiler.set_stance("force_eager"):
         output = model(*map(copied, arguments), **{name: copied(value) for name, value in keywords.items()})
         for path, reason in recorder.refused.items() if freeze_layers else ():
             name = f"{label(path)} ({type(layers[path]).__name__})"
             raise ValueError(f"{name} has no Jacobian: {reason}; leave it out of `layers`.")
-        loss = _checked_loss(loss_fn(output, targets))
+        loss = _checked_loss(batch.loss_fn(output, batch.targets))
         recorded = list(recorder.calls)
         outputs = [output for *_, output in recorded]
         # Within the hooks: a checkpoint must recompute the same graph.
