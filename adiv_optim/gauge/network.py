@@ -94,7 +94,7 @@ def network_scales(
             name: (entry, _sums_of(weight, entry, scales, entry.expected_log_weight * fan_in, has_zeros))
             for name, (entry, weight) in parts.items()
         }
-        residual = _sums_by_channel(sums, parameters, len(scales), device)
+        residual = _sums_by_channel(sums, parameters, scales)
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
         if not has_zeros and not all(_device.read(residual.isfinite().all())):
             _refuse_nan_and_inf({name: weight for name, (_, weight) in parts.items()}, parameters)
@@ -112,10 +112,7 @@ def network_scales(
 
 
 def _sums_by_channel(
-    sums: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]],
-    parameters: Mapping[str, Tensor],
-    channels: int,
-    device: torch.device,
+    sums: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]], parameters: Mapping[str, Tensor], scales: Tensor
 ) -> Tensor:
     """Add up, by channel and over the processes that share a parameter, entries of weights and their `_sums_of`."""
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
@@ -124,12 +121,11 @@ def _sums_by_channel(
         by_group.setdefault(cut and cut.group, []).extend(zip(entry.sides, of_sides, strict=True))
     totals = []
     for group, pairs in by_group.items():
-        ids = torch.cat([side.flatten().to(device) for side, _ in pairs])
-        total = torch.zeros(channels, dtype=torch.float64, device=device)
-        total.index_add_(0, ids, torch.cat([of_side.to(device) for _, of_side in pairs]).double())
+        ids = torch.cat([side.flatten().to(scales.device) for side, _ in pairs])
+        of_ids = torch.cat([of_side.to(scales.device) for _, of_side in pairs])
+        totals.append(torch.zeros_like(scales).index_add_(0, ids, of_ids.double()))
         if group is not None:
-            add_up([total], group)
-        totals.append(total)
+            add_up(totals[-1:], group)
     return torch.stack(totals).sum(0)
 
 
