@@ -134,7 +134,7 @@ class GaussNewton(Optimizer):
         before = {name: parameter.detach() for name, parameter in parameters.items()}
         evaluated = Terms(self.network, terms, "GaussNewton.step")
         residuals = evaluated.evaluate(before, refuse_outside=not self._metrics)  # at the first step
-        loss = _loss(residuals)
+        loss = residuals.square().sum() / 2
         if not loss.isfinite():
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
         jacobian = evaluated.jacobian(before, self.chunk_size)
@@ -146,7 +146,8 @@ class GaussNewton(Optimizer):
         if best.alpha:
             for name, parameter in parameters.items():
                 parameter.copy_(best.parameters[name])
-            group["damping"], group["last_loss"] = damping * _damping_factor(best.alpha), loss.item()
+            change = 0.1 if best.alpha >= LONG_STEP else RISE if best.alpha <= SHORT_STEP else 1
+            group["damping"], group["last_loss"] = damping * change, loss.item()
         self._metrics = {
             "loss_before": loss.item(),
             "loss_after": best.loss.item(),
@@ -221,10 +222,6 @@ class GaussNewton(Optimizer):
         return f"GaussNewton({type(self.network).__name__}, damping={damping:g}, chunk_size={self.chunk_size})"
 
 
-def _loss(residuals: Tensor) -> Tensor:
-    return residuals.square().sum() / 2
-
-
 def _search_damping(
     terms: Terms, start: _Candidate, residuals: Tensor, jacobian: Tensor, damping: float
 ) -> tuple[_Candidate, float, int]:
@@ -262,7 +259,7 @@ def _search_length(terms: Terms, start: _Candidate, residuals: Tensor, jacobian:
     for halvings in range(MAX_HALVINGS):
         alpha = 0.5**halvings
         parameters = _minus(start.parameters, alpha * step + alpha**2 / 2 * acceleration)
-        loss = _loss(terms.evaluate(parameters))
+        loss = terms.evaluate(parameters).square().sum() / 2
         if loss < lowest.loss:
             lowest = _Candidate(loss, alpha, parameters)
         elif lowest.alpha:
@@ -273,13 +270,6 @@ def _search_length(terms: Terms, start: _Candidate, residuals: Tensor, jacobian:
 def _minus(parameters: Parameters, step: Tensor) -> Parameters:
     parts = step.split([parameter.numel() for parameter in parameters.values()])
     return {name: p - part.view_as(p) for (name, p), part in zip(parameters.items(), parts, strict=True)}
-
-
-def _damping_factor(alpha: float) -> float:
-    """Return what the damping is multiplied by after a step of some length."""
-    if alpha >= LONG_STEP:
-        return 0.1
-    return RISE if alpha <= SHORT_STEP else 1.0
 
 
 def _trained_together(network: nn.Module) -> dict[str, nn.Parameter]:

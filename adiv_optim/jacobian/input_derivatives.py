@@ -9,9 +9,6 @@ from torch.func import jvp, vmap
 
 from .modules import WrittenOut
 
-#: (activation, z) → σ(z), σ′(z), σ″(z).
-_Rule = Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]]
-
 
 class Derivatives(NamedTuple):
     """The result of `derivatives`, for a point with d coordinates and an output of shape S.
@@ -157,7 +154,8 @@ def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return activation(z), *_twice_along(activation, z, torch.ones_like(z))
 
 
-_ELEMENTWISE: dict[type, _Rule] = {
+#: Activation → the function from it and z to σ(z), σ′(z) and σ″(z).
+_ELEMENTWISE: dict[type, Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]]] = {
     nn.Tanh: _tanh,
     nn.Sigmoid: _sigmoid,
     **dict.fromkeys((nn.Identity, nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU), _elementwise),
