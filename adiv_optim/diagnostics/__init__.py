@@ -1,8 +1,4 @@
-"""Measurements of a model: how an optimizer's step moves the outputs of layers, and how isometric these are.
-
-`divergence` works on copies, `record` puts forward hooks on the model until `remove()`. Parameters, buffers, gradients,
-the optimizer and torch's random generators stay as they are.
-"""
+"""Measurements of a model: how an optimizer's step moves the outputs of layers, and how isometric these are."""
 
 from ._divergence import divergence
 from ._isometry import isometry, isometry_gap, isometry_strength, mean_field_bound

@@ -40,8 +40,7 @@ class LayerDivergence(_Descent):
             an optimizer the share that is not along g, |Δz⊥| / (|Δz∥| + |Δz⊥|).
         squared_norm: |x|² of the row's input; for a layer whose rows have no input each, of the sample.
         responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
-        descent: ⟨−Δθ, ∇L⟩/η over the layer's parameters, with the plain gradient of the loss ∇L;
-            `descends` says whether it is above 0.
+        descent: ⟨−Δθ, ∇L⟩/η over the layer's parameters, with the plain gradient of the loss ∇L.
     """
 
     kind: str
@@ -82,8 +81,8 @@ class Divergence(_Descent):
         layers: path → the measurement there, in the order of the model's modules.
         left_out: path → why a layer with trainable parameters was not measured.
         loss: of the batch.
-        descent: ⟨−Δθ, ∇L⟩/η over all trainable parameters, η being the greatest rate of all groups; `descends` says
-            whether it is above 0. NaN where all rates are 0, or the optimizer holds frozen parameters alone.
+        descent: ⟨−Δθ, ∇L⟩/η over all trainable parameters, η being the greatest rate of all groups. NaN where all
+            rates are 0, or the optimizer holds frozen parameters alone.
         optimizer: the class of the optimizer whose step was measured, as "Whitened(Adam)"; None for the gradient step.
     """
 

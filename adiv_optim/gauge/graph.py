@@ -180,7 +180,6 @@ class ChannelGraph:
             )
 
     def __str__(self) -> str:
-        """Return one line per node."""
         rows = [("node", "channels", "free", "pinned because")]
         for node in self.nodes:
             free = int((node.index > 0).sum())
