@@ -1,6 +1,7 @@
 """First and second derivatives of a network by its input, at one point; carried forward with the value if possible."""
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -97,12 +98,8 @@ def _known_layers(model: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
     if not isinstance(model, nn.Module) or any(vars(model).get(name) for name in overrides):
         return None
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
-        layers: list[nn.Module] = []
-        for child in model:
-            if (below := _known_layers(child)) is None:
-                return None
-            layers += below
-        return layers
+        known = [layers for child in model if (layers := _known_layers(child)) is not None]
+        return list(chain.from_iterable(known)) if len(known) == len(model) else None
     return [model] if type(model).forward is nn.Linear.forward or type(model) in _ELEMENTWISE else None
 
 
