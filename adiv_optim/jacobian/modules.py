@@ -1,7 +1,8 @@
 """Modules as functions of their parameters, and the layers whose outputs have rows."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -30,26 +31,22 @@ PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
 def pure(module: nn.Module) -> tuple[Parameters, Callable[..., Any]]:
     """Return the trained parameters, and the module as a function of them and its arguments, without side effects."""
     trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-
-    def run(trained: Parameters, *arguments: Any) -> Any:
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        return call_with(module, trained | buffers, arguments)
-
-    return trained, run
+    return trained, partial(call_with, module)
 
 
-def call_with(module: nn.Module, tensors: Mapping[str, Tensor], arguments: tuple[Any, ...]) -> Any:
-    """Call a module, on copies of its arguments, with some tensors in place of the parameters and buffers they name.
+def call_with(module: nn.Module, parameters: Parameters, *arguments: Any) -> Any:
+    """Call a module, on copies of its arguments and buffers, with some tensors in place of the parameters they name.
 
     A tensor takes the place of a shared parameter wherever that is used. Each use is named here, and tie_weights off:
     else torch's functional_call would treat a module at two paths as two modules, and leave plain tensors in it.
     """
+    tensors = parameters | {name: buffer.clone() for name, buffer in module.named_buffers()}
     first_names: dict[Tensor, str] = {}
     values = {}
     for path, part in module.named_modules():
-        parameters = part.named_parameters(path, recurse=False, remove_duplicate=False)
+        named = part.named_parameters(path, recurse=False, remove_duplicate=False)
         buffers = part.named_buffers(path, recurse=False, remove_duplicate=False)
-        for name, tensor in chain(parameters, buffers):
+        for name, tensor in chain(named, buffers):
             first_name = first_names.setdefault(tensor, name)
             if first_name in tensors:
                 values[name] = tensors[first_name]

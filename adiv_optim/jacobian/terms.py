@@ -141,8 +141,7 @@ class Terms:
 
 
 def _call(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Tensor:
-    buffers = {name: buffer.clone() for name, buffer in residual.named_buffers()}  # which the network may change
-    return call_with(residual, buffers | {f"network.{name}": value for name, value in parameters.items()}, sample)
+    return call_with(residual, {f"network.{name}": value for name, value in parameters.items()}, *sample)
 
 
 def _jacobian(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Parameters:
