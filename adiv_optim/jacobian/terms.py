@@ -108,9 +108,7 @@ class Terms:
         self._check_memory(total, sum(widths), chunk_size, like)
         jacobian, start = like.new_empty(total, sum(widths)), 0
         for residual in self.residuals:
-            # A residual of one number needs no vmap over its numbers, as jacrev has.
-            derivative = _gradient if residual.size == 1 else _jacobian
-            per_sample = vmap(partial(derivative, residual), in_dims=(None, *[0] * len(residual.tensors)))
+            per_sample = vmap(partial(_derivative, residual), in_dims=(None, *[0] * len(residual.tensors)))
             for chunk in zip(*(tensor.split(chunk_size or residual.count) for tensor in residual.tensors), strict=True):
                 with residual.differentiated():
                     by_name = per_sample(parameters, *chunk)
@@ -144,13 +142,11 @@ def _call(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Tenso
     return call_with(residual, {f"network.{name}": value for name, value in parameters.items()}, *sample)
 
 
-def _jacobian(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Parameters:
+def _derivative(residual: _Residual, parameters: Parameters, *sample: Tensor) -> Parameters:
+    if residual.size == 1:  # no need of a vmap over its numbers, as jacrev has
+        return grad(lambda at: _call(residual, at, *sample)[0])(parameters)
     # A sample may be complex, which jacrev takes no argument of.
     return cast(Parameters, jacrev(lambda at: _call(residual, at, *sample))(parameters))
-
-
-def _gradient(residual: nn.Module, parameters: Parameters, *sample: Tensor) -> Parameters:
-    return grad(lambda at: _call(residual, at, *sample)[0])(parameters)
 
 
 def _check_terms(terms: Any, caller: str) -> None:
