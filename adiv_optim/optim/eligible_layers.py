@@ -1,7 +1,6 @@
 """Which weights multiply rows that are known."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -13,18 +12,9 @@ from ..rows.models import IN_SKIP, Skip, bypassed, named_in_skip, overlaps, refu
 _DECLARE = "; a method input_rows(input) on that class makes them known"
 
 
-class Eligible(NamedTuple):
-    """A weight that multiplies rows that are known."""
-
-    name: str
-    modules: list[nn.Module]  # that share it
-    with_bias: bool  # whether the bias is treated with it
-    is_frozen: bool
-
-
 def eligible_layers(
     where: str, model: nn.Module, parameters: Iterable[nn.Parameter], skip: Skip, why_bias_is_plain: str
-) -> tuple[list[Eligible], dict[str, str]]:
+) -> tuple[list[tuple[str, list[nn.Module], bool]], dict[str, str]]:
     """Find the layers whose weights the optimizer holds and multiply rows that are known.
 
     Args:
@@ -35,7 +25,8 @@ def eligible_layers(
         why_bias_is_plain: why no bias is treated with its weight, or "".
 
     Returns:
-        The layers, those whose weight is frozen too; and by name why parameters of the optimizer take the plain step.
+        Of each weight, frozen ones too, its name, the modules that share it, and whether the bias is treated with it;
+        and by name why parameters of the optimizer take the plain step.
     """
     of_optimizer = {id(parameter): parameter for parameter in parameters}
     refuse_private_gradients(where, of_optimizer.values())
@@ -50,7 +41,7 @@ def eligible_layers(
                 named.setdefault(id(parameter), (name, parameter))
     twice, uncalled = overlaps(dict(named.values())), bypassed(model)
     by_fsdp = {part for each in model.modules() if hasattr(each, "_get_fsdp_state") for part in each.modules()}
-    layers: list[Eligible] = []
+    layers: list[tuple[str, list[nn.Module], bool]] = []
     reasons: dict[int, str] = {}
     of_biases: dict[int, str] = {}  # "" where they are treated
     for key, modules in users.items():
@@ -73,7 +64,7 @@ def eligible_layers(
         elif joins:
             of_biases[id(bias)] = why_bias_is_plain
         if parameter.numel() or with_bias:
-            layers.append(Eligible(name, modules, with_bias, is_frozen))
+            layers.append((name, modules, with_bias))
         else:
             reasons[key] = "without entries"
     return layers, {named[key][0]: why for key, why in (reasons | of_biases).items() if why}

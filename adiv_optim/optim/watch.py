@@ -78,6 +78,7 @@ class Watch(MeasuredLayers):
         if self._signature_of(groups) != self._signature:
             self._find(groups)
             self._moving, self._stacks, self._signature = [], [], self._signature_of(groups)
+            self._arm()
 
     def _signature_of(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
         parameters = [p for group in groups for p in group["params"]]
@@ -105,13 +106,12 @@ class Watch(MeasuredLayers):
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, layer.weight, layer.bias is not None, *layer.modules): layer for layer in self.layers}
         layers = []
-        for name, modules, with_bias, is_frozen in eligible:
+        for name, modules, with_bias in eligible:
             weight = modules[0].get_parameter("weight")
             old = known.get((name, weight, with_bias, *modules))
-            if is_frozen and old is None and weight not in self._expected:
+            if not weight.requires_grad and old is None and weight not in self._expected:
                 continue  # one that has never trained takes no memory
             layers.append(old or LayerInputs(name, modules, with_bias, self.change.covariance(modules[0], with_bias)))
-            layers[-1].armed, layers[-1].step_index = self.is_due(), self.steps
             layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
         refuse_shards(self.name, layers, self.process_group)
         whys = self.untreated.values()
