@@ -55,12 +55,14 @@ class LowRank(RightFactor):
         #: Uᵀ and U diag(s), all rows of U, those of W, and that of b.
         self.rows = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [torch.as_tensor(self.level).to(self.weights).expand(len(self.weights)), self.vectors, self.weights]
+
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
-        """Return [W, b] M; see `Whole`."""
         weight = parts[0]
         if weight.dtype != self.vectors.dtype or weight.device != self.vectors.device:  # the model has been converted
-            level = self.level.to(weight) if isinstance(self.level, Tensor) else self.level
-            return LowRank(level, self.vectors.to(weight), self.weights.to(weight)).right_multiply(parts, overwrite)
+            return LowRank(*(tensor.to(weight) for tensor in self.tensors)).right_multiply(parts, overwrite)
         (every, every_scaled), (of_weight, scaled), (of_bias, last_scaled) = self.rows
         if len(parts) == 1:
             return [self._outside(weight, weight @ every_scaled, every, overwrite)]
@@ -80,21 +82,6 @@ class LowRank(RightFactor):
         """M⁻¹."""
         level = self.level[..., None] if isinstance(self.level, Tensor) else self.level
         return LowRank(1 / self.level, self.vectors, 1 / (level + self.weights) - 1 / level)
-
-    def stacked(self, others: Sequence["LowRank"]) -> "LowRank":
-        if not others:
-            return self
-        every = [self, *others]
-        levels = [torch.as_tensor(factor.level).to(factor.weights).view(-1) for factor in every]
-        vectors, weights = (torch.cat([getattr(factor, name) for factor in every]) for name in ("vectors", "weights"))
-        return LowRank(torch.cat(levels), vectors, weights)
-
-    def unstacked(self, count: int) -> Sequence["LowRank"]:
-        if count == 1:
-            return [self]
-        levels = torch.as_tensor(self.level).expand(len(self.vectors))
-        parts = zip(*(part.chunk(count) for part in (levels, self.vectors, self.weights)), strict=True)
-        return [LowRank(*part) for part in parts]
 
 
 def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge: Tensor) -> LowRank:

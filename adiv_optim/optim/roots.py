@@ -127,17 +127,29 @@ class RightFactor:
     #: M⁻¹.
     inverse: "cached_property[Any]"
 
-    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
-        """Return [W, b] M, the columns of W and that of b by themselves; the result may `overwrite` the parts."""
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """What it is built from, each with a first dimension for the matrices of a stack."""
         raise NotImplementedError
 
-    def stacked(self, others: Sequence[Any]) -> "RightFactor":
-        """Return that of a stack: of this one's layer and others of its kind and shape."""
+    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
+        """Return W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it is +0.
+
+        They come and go by themselves: joining them would copy W. The result may `overwrite` them.
+        """
         raise NotImplementedError
+
+    def stacked(self, others: Sequence["RightFactor"]) -> "RightFactor":
+        """Return that of a stack: of this one's layer and others of its kind and shape."""
+        if not others:
+            return self
+        return type(self)(*map(torch.cat, zip(self.tensors, *(other.tensors for other in others), strict=True)))
 
     def unstacked(self, count: int) -> Sequence["RightFactor"]:
         """Return those of the layers of a stack, of so many: the inverse of `stacked`."""
-        return [self]
+        if count == 1:
+            return [self]
+        return [type(self)(*parts) for parts in zip(*(each.chunk(count) for each in self.tensors), strict=True)]
 
 
 class Whole(RightFactor):
@@ -150,11 +162,11 @@ class Whole(RightFactor):
         ends = slice(-1), slice(-1, None)
         self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
 
-    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
-        """Return W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it is +0.
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.matrix]
 
-        They come and go by themselves: joining them would copy W. The result may `overwrite` them.
-        """
+    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
         weight = parts[0]
         if weight.dtype != self.matrix.dtype or weight.device != self.matrix.device:  # the model has been converted
             return Whole(self.matrix.to(weight)).right_multiply(parts)
@@ -168,12 +180,6 @@ class Whole(RightFactor):
     def inverse(self) -> "Whole":
         """M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
         return Whole(torch.linalg.inv_ex(_device.to_float64(self.matrix)).inverse.to(self.matrix))
-
-    def stacked(self, others: Sequence["Whole"]) -> "Whole":
-        return Whole(torch.cat([self.matrix, *(other.matrix for other in others)])) if others else self
-
-    def unstacked(self, count: int) -> Sequence["Whole"]:
-        return [*map(Whole, self.matrix.chunk(count))] if count > 1 else [self]
 
 
 class Scales(RightFactor):
@@ -194,7 +200,6 @@ class Scales(RightFactor):
         return 1 / float(factor)
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
-        """Return w d e … of the one part w."""
         (weight,) = parts
         product = weight.view(self.shape or weight.shape)
         for place, factor in enumerate(self.factors):
