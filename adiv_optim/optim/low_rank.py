@@ -112,7 +112,7 @@ class LowRankCovariance(Covariance):
     arguments see `Covariance`.
     """
 
-    by_lines, depends_on_statistics = False, True
+    depends_on_statistics = True
 
     def __init__(
         self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
