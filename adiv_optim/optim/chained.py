@@ -87,7 +87,6 @@ class ChainedOptimizer(Optimizer):
     """
 
     optimizers: tuple[Optimizer, ...]
-    takes_step_of = "optimizers"
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
         every, holder = tuple(optimizers), dict[int, int]()

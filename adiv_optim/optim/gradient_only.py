@@ -57,7 +57,6 @@ class GradientOnly(OptimizerWrapper):
         Linear(in_features=2, out_features=1, bias=True)
     """
 
-    takes_step_of = "inner"
     #: Steps with gradients; the second one looks for layers that have some and have never been called.
     _steps_with_gradients = 0
     #: The arguments for layers that come later; None once this is detached.

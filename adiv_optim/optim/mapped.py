@@ -1,6 +1,6 @@
 """The base of wrappers whose inner optimizer steps on reparametrized weights; and whether that optimizer reads them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,8 @@ from .. import _torch
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.models import Coverage
+from .chained import ChainedOptimizer
+from .gradient_only import GradientOnly
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .step import take_step
@@ -120,8 +122,9 @@ class Mapped(OptimizerWrapper):
             raise
 
     def _that_may_read_weights(self) -> list[Optimizer]:
-        """List the optimizers of the step that are not torch's."""
-        return [each for each in optimizers_in(self.inner) if type(each) not in READ_NO_WEIGHTS]
+        """List the optimizers of the step that are neither torch's nor hand it on."""
+        known = READ_NO_WEIGHTS | {ChainedOptimizer, GradientOnly}
+        return [each for each in optimizers_in(self.inner) if type(each) not in known]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; the rows that they have come to do not count any more."""
@@ -175,15 +178,9 @@ class Mapped(OptimizerWrapper):
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
-    """Return an optimizer and those within it that take its step.
-
-    A class, and not its subclasses, names by `takes_step_of` the attribute that holds the optimizers of its step.
-    """
-    name = vars(type(optimizer)).get("takes_step_of")
-    if name is None:
-        return [optimizer]
-    inside = getattr(optimizer, name)
-    parts = [inside] if isinstance(inside, Optimizer) else inside
+    """Return an optimizer and those within it that take its step; what a subclass does with them is not known."""
+    parts: Sequence[Optimizer] = optimizer.optimizers if type(optimizer) is ChainedOptimizer else ()
+    parts = [optimizer.inner] if type(optimizer) is GradientOnly else parts
     return [optimizer, *(each for part in parts for each in optimizers_in(part))]
 
 

@@ -41,7 +41,7 @@ def refuse_kept_weights(name: str, unknown: Iterable[Optimizer], before: Mapping
     In other variables it would mix those of one step with another's. Called when the optimizer is wrapped, and at the
     end of its first step, when `before` has the weights as it found them; copies that it makes later go unnoticed.
     """
-    for each in (each for each in unknown if "takes_step_of" not in vars(type(each))):
+    for each in unknown:
         # D-Adaptation and those after it; Adafactor has a setting d.
         has_distance = any({"d", "growth_rate"} <= group.keys() for group in each.param_groups)
         entries = ["d"] if has_distance or type(each).__name__.startswith("DAdapt") else []
