@@ -26,7 +26,7 @@ from .tracing import trace
 class ChannelScales(Watching):
     """The scales of a model's channels, W = D W' E, measured by its weights; see `UnitConsistent` for the arguments."""
 
-    prefix = f"{OURS}scales."
+    name, prefix = "UnitConsistent", f"{OURS}scales."
     remedy = (
         "Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use those, or the optimizer "
         "without UnitConsistent. "

@@ -17,7 +17,7 @@ from .gradient_only import GradientOnly
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .step import take_step
-from .watching import SavedEntries, Watching
+from .watching import Watching
 from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
@@ -160,21 +160,17 @@ class Mapped(OptimizerWrapper):
         """Return the last measurements as flat numbers, for any logger, with the treated shares in [0, 1]."""
         return self._metrics(self.coverage(), {} if self.watch is None else self.watch.metrics())
 
-    def _entries(self, watch: Watching) -> SavedEntries:
-        return SavedEntries(type(self).__name__, watch, self.inner)
-
     def _state_dict(self) -> dict[str, Any]:
         plain = super()._state_dict()
-        return plain if self.watch is None else self._entries(self.watch).add_to(plain)
+        return plain if self.watch is None else self.watch.add_to(plain, self.inner)
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.watch is None:
             super()._load_state_dict(state_dict)
             return
-        entries = self._entries(self.watch)
-        loaded, rest = entries.split_from(state_dict)
+        loaded, rest = self.watch.split_from(state_dict, self.inner)
         super()._load_state_dict(rest)
-        entries.load(loaded, rest)
+        self.watch.load_all(loaded, rest, self.inner)
 
 
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
