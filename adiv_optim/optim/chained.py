@@ -136,7 +136,6 @@ class ChainedOptimizer(Optimizer):
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {"optimizers": self.optimizers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -170,7 +169,6 @@ class ChainedOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none)
 

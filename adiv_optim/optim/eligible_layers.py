@@ -1,12 +1,13 @@
 """Which weights multiply rows that are known."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
 
 from ..rows.layers import is_from_torch, plain_type, why_unknown_rows
-from ..rows.models import IN_SKIP, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
+from ..rows.models import IN_SKIP, Skip, bypassed, named_in_skip, overlaps
 
 #: The way to make the rows of a layer of any class known.
 _DECLARE = "; a method input_rows(input) on that class makes them known"
@@ -28,46 +29,45 @@ def eligible_layers(
         Of each weight, frozen ones too, its name, the modules that share it, and whether the bias is treated with it;
         and by name why parameters of the optimizer take the plain step.
     """
-    of_optimizer = {id(parameter): parameter for parameter in parameters}
-    refuse_private_gradients(where, of_optimizer.values())
+    of_optimizer = {*parameters}
+    refuse_private_gradients(where, of_optimizer)
     skipped = named_in_skip(model, skip, may_be_missing=True)
-    refuse_lazy(where, model, skipped)
-    users: dict[int, list[nn.Module]] = {}
-    named: dict[int, tuple[str, nn.Parameter]] = {}
+    users: dict[nn.Parameter, list[nn.Module]] = {}
+    names: dict[nn.Parameter, str] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
-            if id(parameter) in of_optimizer:
-                users.setdefault(id(parameter), []).append(module)
-                named.setdefault(id(parameter), (name, parameter))
-    twice, uncalled = overlaps(dict(named.values())), bypassed(model)
+            if parameter in of_optimizer:
+                users.setdefault(parameter, []).append(module)
+                names.setdefault(parameter, name)
+    twice, uncalled = overlaps({name: parameter for parameter, name in names.items()}), bypassed(model)
     by_fsdp = {part for each in model.modules() if hasattr(each, "_get_fsdp_state") for part in each.modules()}
     layers: list[tuple[str, list[nn.Module], bool]] = []
-    reasons: dict[int, str] = {}
-    of_biases: dict[int, str] = {}  # "" where they are treated
-    for key, modules in users.items():
-        name, parameter = named[key]
+    reasons: dict[nn.Parameter, str] = {}
+    of_biases: dict[nn.Parameter, str] = {}  # "" where they are treated
+    for parameter, modules in users.items():
+        name = names[parameter]
         why = IN_SKIP if not skipped.isdisjoint(modules) else ""
         why = why or next((uncalled[module] for module in modules if module in uncalled), "")
-        why = why or twice.get(key, "") or _why_no_rows(name, parameter, modules)
+        why = why or twice.get(id(parameter), "") or _why_no_rows(name, parameter, modules)
         if hasattr(parameter, "placements") and by_fsdp.isdisjoint(modules):
             why = why or "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
         if why:
-            reasons[key] = why
+            reasons[parameter] = why
             continue
         is_frozen = not parameter.requires_grad
-        bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
-        joins = isinstance(bias, nn.Parameter) and bias.requires_grad != is_frozen and users.get(id(bias)) == modules
+        bias: Any = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
+        joins = isinstance(bias, nn.Parameter) and bias.requires_grad != is_frozen and users.get(bias) == modules
         joins = joins and id(bias) not in twice
         with_bias = joins and not why_bias_is_plain
         if is_frozen:
-            reasons[key] = "frozen"
+            reasons[parameter] = "frozen"
         elif joins:
-            of_biases[id(bias)] = why_bias_is_plain
+            of_biases[bias] = why_bias_is_plain
         if parameter.numel() or with_bias:
             layers.append((name, modules, with_bias))
         else:
-            reasons[key] = "without entries"
-    return layers, {named[key][0]: why for key, why in (reasons | of_biases).items() if why}
+            reasons[parameter] = "without entries"
+    return layers, {names[parameter]: why for parameter, why in (reasons | of_biases).items() if why}
 
 
 def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -> str:

@@ -85,7 +85,6 @@ class GradientOnly(OptimizerWrapper):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "_attach_arguments": self._attach_arguments}
 
     def __repr__(self) -> str:

@@ -70,7 +70,6 @@ class Mapped(OptimizerWrapper):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the entries that a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "watch": self.watch}
 
     def settings(self) -> dict[str, Any]:

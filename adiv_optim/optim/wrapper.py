@@ -164,7 +164,6 @@ class OptimizerWrapper(Optimizer):
         self.inner.step(**kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
