@@ -35,19 +35,17 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
         unknown: why other parameters of the model are plain.
     """
     parameters = names_and_parameters(optimizer, model)
-    of_model = {name for name, _ in model.named_parameters() if name in parameters}
+    of_model = parameters.keys() & dict(model.named_parameters())
     treated, never_seen = (
         {name: how for name, how in said.items() if name in of_model}
         for said in (coverage.treated, coverage.never_seen)
     )
-
-    def why_plain(name: str, parameter: nn.Parameter) -> str:
+    skipped = {}
+    for name, parameter in parameters.items():
         if name not in of_model:
-            return OUTSIDE
-        return coverage.skipped.get(name) or unknown if parameter.requires_grad else "frozen"
-
-    untreated = parameters.keys() - treated.keys() - never_seen.keys()
-    skipped = {name: why_plain(name, p) for name, p in parameters.items() if name in untreated}
+            skipped[name] = OUTSIDE
+        elif name not in treated and name not in never_seen:
+            skipped[name] = coverage.skipped.get(name) or unknown if parameter.requires_grad else "frozen"
     return Coverage(treated, skipped, never_seen, {name: p.numel() for name, p in parameters.items()})
 
 

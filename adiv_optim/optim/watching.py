@@ -82,8 +82,21 @@ class Watching(Protocol):
         """Count a step; the weights are the user's again."""
 
     def why_inactive(self) -> str:
-        """Say, after the second step, why nothing has been treated so far, with the remedy; "" if something has."""
-        return ""
+        """Say, after the second step, why no layer has been treated so far, with the remedy; "" if one has."""
+        layers = self.layers
+        if any(layer.factors is not None for layer in layers):
+            uncalled = [layer.name for layer in layers if _is_uncalled(layer)]
+            return f"those with {describe_uncalled(uncalled)}" if uncalled else ""
+        if any(layer.failures for layer in layers):
+            return "no covariance could be factorised; choose a greater damping."
+        if any(layer.drops for layer in layers):
+            return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
+        return bool(layers) * (
+            "no layer has seen a row. Train with gradients enabled; name layers in skip whose weights another module "
+            "uses, as merged adapters are; and wrap the optimizer before the first call of a model that torch.compile "
+            "has compiled, or of another of the same classes, whose graph has no hooks; or call torch._dynamo.reset() "
+            "then."
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return the last measurements, as scalars for a logger."""
@@ -228,22 +241,6 @@ class MeasuredLayers(Watching):
                 if name := names.get(id(parameter)):  # another one may have taken its place
                     said[name] = how if why or place == 0 else f"{verb}with its weight"
         return Coverage(treated, skipped, never_seen)
-
-    def why_inactive(self) -> str:
-        layers = self.layers
-        if any(layer.factors is not None for layer in layers):
-            uncalled = [layer.name for layer in layers if _is_uncalled(layer)]
-            return f"those with {describe_uncalled(uncalled)}" if uncalled else ""
-        if any(layer.failures for layer in layers):
-            return "no covariance could be factorised; choose a greater damping."
-        if any(layer.drops for layer in layers):
-            return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
-        return bool(layers) * (
-            "no layer has seen a row. Train with gradients enabled; name layers in skip whose weights another module "
-            "uses, as merged adapters are; and wrap the optimizer before the first call of a model that torch.compile "
-            "has compiled, or of another of the same classes, whose graph has no hooks; or call torch._dynamo.reset() "
-            "then."
-        )
 
 
 def _is_uncalled(layer: LayerInputs) -> bool:
