@@ -57,8 +57,6 @@ class GradientOnly(OptimizerWrapper):
         Linear(in_features=2, out_features=1, bias=True)
     """
 
-    #: Steps with gradients; the second one looks for layers that have some and have never been called.
-    _steps_with_gradients = 0
     #: The arguments for layers that come later; None once this is detached.
     _attach_arguments: dict[str, Any] | None = None
 
@@ -98,12 +96,12 @@ class GradientOnly(OptimizerWrapper):
             extend(self.model, parameters=self.param_groups[-1]["params"], **self._attach_arguments)
 
     def _inner_step(self, **kwargs: Any) -> None:
+        before = self._steps_with_gradients
         if self._attach_arguments is not None:
             self._warn_once(self._explain_lost_parameters(self.model), "")
         super()._inner_step(**kwargs)
-        if self._steps_with_gradients < 2 and any(p.grad is not None for p in self.model.parameters()):
-            self._steps_with_gradients += 1
-            skipped = self.coverage().skipped if self._steps_with_gradients == 2 else {}
+        if before < self._steps_with_gradients == 2:  # layers may have gradients and have never been called
+            skipped = self.coverage().skipped
             # Some loops give zeros to parameters that a batch did not reach.
             parameters = self.model.named_parameters()
             if uncalled := [path for path, p in parameters if skipped.get(path) == UNCALLED and has_gradient(p)]:

@@ -47,8 +47,8 @@ class OptimizerWrapper(Optimizer):
 
     inner: Optimizer
     param_groups, defaults = _of_inner("param_groups"), _of_inner("defaults")
-    #: Steps of this object, whether one of them had a gradient, and the warnings that it gave.
-    _steps, _had_gradients, _warned = 0, False, frozenset[str]()
+    #: Steps of this object, those with gradients up to the second, and the warnings that it gave.
+    _steps, _steps_with_gradients, _warned = 0, 0, frozenset[str]()
 
     def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
         """Refuse parameters in the place of the optimizer, before Python refuses the learning rate beside them."""
@@ -124,10 +124,12 @@ class OptimizerWrapper(Optimizer):
     def _explain_lost_parameters(self, model: nn.Module) -> str:
         """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
         self._steps += 1
+        if self._steps_with_gradients < 2:
+            gradients = (p.grad for group in self.param_groups for p in group["params"])
+            self._steps_with_gradients += any(gradient is not None for gradient in gradients)
         if self._steps > 2:  # looking costs a walk over the model
             return ""
-        self._had_gradients |= any(p.grad is not None for group in self.param_groups for p in group["params"])
-        return explain_replaced_parameters(self, model, self._steps == 2 and not self._had_gradients)
+        return explain_replaced_parameters(self, model, self._steps == 2 and not self._steps_with_gradients)
 
     def _warn_once(self, reason: str, opening: str) -> None:
         """Warn, but not twice of the same."""
