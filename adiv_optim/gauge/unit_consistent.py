@@ -70,9 +70,6 @@ class ChannelScales(Watching):
             stacks.append(Stack([parameter], [scales]))
         return stacks
 
-    def count_step(self) -> None:
-        self.steps += 1
-
     def _measure(self) -> None:
         # From the scales of the last measurement on one pass over the weights is enough.
         self._log_scales = network_scales(self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales)

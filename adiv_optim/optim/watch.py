@@ -17,7 +17,7 @@ from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
 from .roots import NoRootError, RightFactor, Scales
 from .step import Stack
-from .watching import ChangeOfVariables, MeasuredLayers
+from .watching import ChangeOfVariables, Watching
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
@@ -26,7 +26,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 _SMALL, _SMALL_ON_ACCELERATORS = 2**12, 2**22
 
 
-class Watch(MeasuredLayers):
+class Watch(Watching):
     """The layers of a model whose inputs are measured, and their stacks; it knows no optimizer.
 
     Args:
@@ -62,7 +62,8 @@ class Watch(MeasuredLayers):
         refuse_sharded(name, self.model, FSDP1_REMEDY, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
         self.steps, self.moves_weights = 0, change.moves_weights
-        self.layers, self.untreated = [], {}
+        self.layers: list[LayerInputs] = []
+        self.untreated: dict[str, str] = {}
         #: Weights that a checkpoint has measurements of.
         self._expected: set[Tensor] = set()
         #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
@@ -232,7 +233,17 @@ class Watch(MeasuredLayers):
         self._arm()
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        super().load(remembered)
+        for layer in self.layers:
+            layer.drop_all()
+            layer.drops, entries = 0, remembered.get(layer.weight, {})
+            new = self.change.covariance(layer.modules[0], layer.bias is not None)
+            device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
+            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.saved())]
+            layer.covariance = new.loaded(statistics, entries.get("rows", 0.0))
+            layer.last_scale = float(entries.get("last", 0.0))
+        factors, errors = self.factorise({layer: layer.covariance for layer in self.layers})
+        for layer in self.layers:
+            layer.factors, layer.failures = factors.get(layer), int(layer in errors)
         self._arm()
 
     def _arm(self) -> None:

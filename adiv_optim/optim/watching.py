@@ -1,7 +1,7 @@
 """What a mapped optimizer holds: measurements of a model, their entries in state dicts, and a change of variables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,11 @@ class ChangeOfVariables(NamedTuple):
     holds: bool = False
 
 
-class Watching(Protocol):
-    """Measurements of a model, the stacks of parameters that follow from them, and their entries in state dicts."""
+class Watching:
+    """Measurements of a model, the stacks of parameters that follow from them, and their entries in state dicts.
+
+    What is measured are inputs of `layers`; a subclass that measures something else says what it remembers of it.
+    """
 
     #: Opens the messages of errors.
     name: str
@@ -59,12 +62,14 @@ class Watching(Protocol):
     #: The arguments of the wrapper, as its repr shows them.
     settings: Mapping[str, Any]
     #: How the names of its entries in a state dict begin, and the remedy where little is treated.
-    prefix: str
+    prefix: str = f"{OURS}inputs."
     remedy: str = ""
     #: Steps so far.
     steps: int
-    #: The layers whose forward passes are watched.
+    #: The layers whose forward passes are watched; by name why other parameters take the plain step.
     layers: Sequence[LayerInputs] = ()
+    untreated: Mapping[str, str]
+    change: ChangeOfVariables
     #: Whether weights are mapped too, or gradients alone.
     moves_weights: bool = True
 
@@ -73,13 +78,14 @@ class Watching(Protocol):
 
     def expect(self, weights: Iterable[Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
         """Make room for measurements of these weights, frozen ones too; see `find`."""
-        return
 
     def stacks(self) -> Sequence[Stack]:
         """Measure if that is due, and return this step's stacks; other parameters take the plain step."""
+        return ()
 
     def count_step(self) -> None:
         """Count a step; the weights are the user's again."""
+        self.steps += 1
 
     def why_inactive(self) -> str:
         """Say, after the second step, why no layer has been treated so far, with the remedy; "" if one has."""
@@ -98,17 +104,41 @@ class Watching(Protocol):
             "then."
         )
 
-    def metrics(self) -> dict[str, float]:
-        """Return the last measurements, as scalars for a logger."""
-
-    def coverage(self) -> Coverage:
-        """Say of every parameter that was looked at how it is treated, or why it is not."""
-
-    def remembered(self) -> Mapping[Tensor, dict[str, Any]]:
+    def remembered(self) -> dict[Tensor, dict[str, Any]]:
         """Return the memory of each parameter, with the same names and shapes before and after training."""
+        # Averages alone, since factors follow from them.
+        every: dict[Tensor, dict[str, Any]] = {}
+        for layer in self.layers:
+            covariance, weight = layer.covariance, layer.weight
+            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.saved())}
+            every[weight]["rows"] = covariance.rows
+            if type(covariance) is MeanSquare:  # a scale of 0 is none yet
+                dtype = _device.widest_dtype(weight.device)
+                every[weight]["last"] = torch.tensor([layer.last_scale], dtype=dtype, device=weight.device)
+        return every
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
         """Take the memory of some parameters from a checkpoint, and forget that of others."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the last measurements, as scalars for a logger."""
+        return self.change.metrics(self.layers)
+
+    def coverage(self) -> Coverage:
+        """Say of every parameter that was looked at how it is treated, or why it is not."""
+        treated: dict[str, str] = {}
+        never_seen: dict[str, str] = {}
+        skipped = dict(self.untreated)
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for layer in self.layers:
+            why = UNCALLED * _is_uncalled(layer) if layer.weight.requires_grad else "frozen"
+            said = skipped if why else never_seen if layer.factors is None else treated
+            how = why or f"{self.change.treatment(layer.covariance, layer.factors)}{_remark(layer)}"
+            verb = "" if layer.factors is None else f"{how.partition(',')[0]}, "
+            for place, parameter in enumerate(layer.parameters):
+                if name := names.get(id(parameter)):  # another one may have taken its place
+                    said[name] = how if why or place == 0 else f"{verb}with its weight"
+        return Coverage(treated, skipped, never_seen)
 
     def _shaping(self) -> dict[str, int]:
         """Return the settings that shapes follow from, and 0 for those that are None."""
@@ -187,60 +217,6 @@ class Watching(Protocol):
                 f"{len(remembered)} parameters, which it measures anew. Save what state_dict() of the wrapper returns, "
                 "or torch's get_optimizer_state_dict(model, wrapper), and not that of the optimizer inside."
             )
-
-
-class MeasuredLayers(Watching):
-    """The layers whose inputs are measured, and why other parameters take the plain step."""
-
-    prefix = f"{OURS}inputs."
-    change: ChangeOfVariables
-    layers: list[LayerInputs]
-    #: By name why other parameters take the plain step.
-    untreated: dict[str, str]
-    factorise: Callable[[Mapping[LayerInputs, MeanSquare]], tuple[Mapping[LayerInputs, Any], Mapping[LayerInputs, Any]]]
-
-    def remembered(self) -> dict[Tensor, dict[str, Any]]:
-        # Averages alone, since factors follow from them.
-        every: dict[Tensor, dict[str, Any]] = {}
-        for layer in self.layers:
-            covariance, weight = layer.covariance, layer.weight
-            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.saved())}
-            every[weight]["rows"] = covariance.rows
-            if type(covariance) is MeanSquare:  # a scale of 0 is none yet
-                dtype = _device.widest_dtype(weight.device)
-                every[weight]["last"] = torch.tensor([layer.last_scale], dtype=dtype, device=weight.device)
-        return every
-
-    def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        for layer in self.layers:
-            layer.drop_all()
-            layer.drops, entries = 0, remembered.get(layer.weight, {})
-            new = self.change.covariance(layer.modules[0], layer.bias is not None)
-            device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
-            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.saved())]
-            layer.covariance = new.loaded(statistics, entries.get("rows", 0.0))
-            layer.last_scale = float(entries.get("last", 0.0))
-        factors, errors = self.factorise({layer: layer.covariance for layer in self.layers})
-        for layer in self.layers:
-            layer.factors, layer.failures = factors.get(layer), int(layer in errors)
-
-    def metrics(self) -> dict[str, float]:
-        return self.change.metrics(self.layers)
-
-    def coverage(self) -> Coverage:
-        treated: dict[str, str] = {}
-        never_seen: dict[str, str] = {}
-        skipped = dict(self.untreated)
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        for layer in self.layers:
-            why = UNCALLED * _is_uncalled(layer) if layer.weight.requires_grad else "frozen"
-            said = skipped if why else never_seen if layer.factors is None else treated
-            how = why or f"{self.change.treatment(layer.covariance, layer.factors)}{_remark(layer)}"
-            verb = "" if layer.factors is None else f"{how.partition(',')[0]}, "
-            for place, parameter in enumerate(layer.parameters):
-                if name := names.get(id(parameter)):  # another one may have taken its place
-                    said[name] = how if why or place == 0 else f"{verb}with its weight"
-        return Coverage(treated, skipped, never_seen)
 
 
 def _is_uncalled(layer: LayerInputs) -> bool:
