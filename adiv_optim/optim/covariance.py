@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import _device
-from .._device import local
 from ..functional.lines import is_cheaper_by_lines, sums_by_lines
 from ..functional.patches import Patches, cross_gram
 from ..rows.layers import Layout
@@ -45,7 +44,7 @@ class MeanSquare:
     blocks: Sequence[slice] = (slice(None),)
 
     def __init__(self, module: nn.Module, with_bias: bool = False) -> None:
-        weight, layout = local(module.get_parameter("weight")), Layout.of(module)
+        weight, layout = _device.local(module.get_parameter("weight")), Layout.of(module)
         self.groups, self.features = layout.groups, layout.features(weight)
         #: Sums with fading weights, and the number of their rows, which fades likewise.
         self.statistics, self.rows = self._zeros(weight.device, _device.wide_dtype(weight)), 0.0
@@ -96,8 +95,8 @@ class MeanSquare:
 class Covariance(MeanSquare):
     r"""A, the mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
-    x~ = (x, 1) where the bias is treated with the weight. Wide layers keep diagonal blocks of A alone. Of each block,
-    which is symmetric, strips of rows from the diagonal on are kept: little more than half of the products and sums.
+    x~ = (x, 1) where the bias is treated with the weight. Wide layers keep diagonal blocks of A alone. Of each block
+    strips of rows are kept, from the diagonal on; see `roots`.
 
     Args:
         module: the layer.
@@ -108,7 +107,7 @@ class Covariance(MeanSquare):
 
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
         self.with_bias, self.max_rows = with_bias, max_rows
-        weight = local(module.get_parameter("weight"))
+        weight = _device.local(module.get_parameter("weight"))
         features = Layout.of(module).features(weight)
         self.size = features + with_bias
         #: Whether a block is one strip: the calls of many cost an accelerator more than they save.

@@ -46,7 +46,7 @@ def refuse_kept_weights(name: str, unknown: Iterable[Optimizer], before: Mapping
         has_distance = any({"d", "growth_rate"} <= group.keys() for group in each.param_groups)
         entries = ["d"] if has_distance or type(each).__name__.startswith("DAdapt") else []
         for parameter in (p for group in each.param_groups for p in group["params"] if p in each.state):
-            copies = [parameter, *([before[parameter]] if parameter in before else [])]
+            copies = parameter, before.get(parameter, parameter)
             entries += [key for key, value in each.state[parameter].items() if any(_is_copy(value, c) for c in copies)]
         if entries:
             within = type(each).__name__

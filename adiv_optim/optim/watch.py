@@ -7,7 +7,6 @@ from torch import Tensor, distributed, nn
 
 from .. import _device
 from .._checks import check_count, check_not_negative, warn
-from .._device import addresses
 from .._distributed import DataParallelGroup
 from ..rows.models import FSDP1_REMEDY, SHARED_MEMORY, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .covariance import MeanSquare, stacked_covariance
@@ -83,7 +82,7 @@ class Watch(Watching):
         parameters = [p for group in groups for p in group["params"]]
         private = [hasattr(parameter, "grad_sample") for parameter in parameters]
         unparametrized = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
-        return [[len(group["params"]) for group in groups], private, unparametrized, *addresses(parameters)]
+        return [[len(group["params"]) for group in groups], private, unparametrized, *_device.addresses(parameters)]
 
     def expect(self, weights: Iterable[Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
         self._expected, self._signature = {*weights}, []
