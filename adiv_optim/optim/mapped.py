@@ -56,12 +56,11 @@ class Mapped(OptimizerWrapper):
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, watch.model)
-        # First: an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
-        watch.find(self.param_groups)
         refuse_within(name, optimizer, Mapped)
         if watch.moves_weights:
             refuse_kept_weights(name, self._that_may_read_weights(), {})
         self.model, self.watch = watch.model, watch
+        watch.find(self.param_groups)
         coverage = self.coverage().without_frozen_or_skipped()
         if coverage.elements and coverage.element_share < 0.5:
             warn(

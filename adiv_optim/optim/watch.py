@@ -10,7 +10,7 @@ from .._checks import check_count, check_not_negative, warn
 from .._distributed import DataParallelGroup
 from ..rows.models import FSDP1_REMEDY, SHARED_MEMORY, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .covariance import MeanSquare, stacked_covariance
-from .eligible_layers import eligible_layers
+from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
@@ -60,6 +60,8 @@ class Watch(Watching):
         self.settings = {**settings, **watched}
         refuse_sharded(name, self.model, FSDP1_REMEDY, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
+        # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
+        refuse_private_gradients(name, self.model.parameters())
         self.steps, self.moves_weights = 0, change.moves_weights
         self.layers: list[LayerInputs] = []
         self.untreated: dict[str, str] = {}
