@@ -105,6 +105,9 @@ class Covariance(MeanSquare):
         max_rows: how many rows of a forward pass count at most; None is all.
     """
 
+    #: Whether patches are summed by lines, which give the whole of XᵀX.
+    by_lines = True
+
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
         self.with_bias, self.max_rows = with_bias, max_rows
         weight = _device.local(module.get_parameter("weight"))
@@ -135,7 +138,7 @@ class Covariance(MeanSquare):
     def saved(self) -> list[Tensor]:
         if not self.is_whole:
             return self.statistics
-        pairs = zip(self.statistics, self.sizes, strict=True)
+        pairs = zip(self._blocks(), self.sizes, strict=True)
         return [block[..., a:b, a:].clone() for block, size in pairs for a, b in strips_of(size)]
 
     def loaded(self, saved: list[Tensor], rows: float) -> Self:
@@ -145,9 +148,7 @@ class Covariance(MeanSquare):
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
         patches = patches if self.max_rows is None else patches.subsample(self.max_rows, step)
-        # By lines, the whole of XᵀX is found.
-        may_be_lines = patches.kernel and not self.depends_on_statistics and len(self.sizes) == 1
-        if may_be_lines and is_cheaper_by_lines(patches):
+        if patches.kernel and self.by_lines and len(self.sizes) == 1 and is_cheaper_by_lines(patches):
             number = len(patches.input) * patches.positions
             yield Sums(self._products_of_lines(patches, dtype, bias_entry, number), number)
             return
@@ -197,8 +198,14 @@ class Covariance(MeanSquare):
 
     def mean(self) -> list[Tensor]:
         """Return the blocks of A, made anew, each (groups, d, d)."""
+        return [block.div_(self.rows) for block in self._blocks()]
+
+    def _blocks(self) -> list[Tensor]:
+        """Return the sums as symmetric blocks, made anew."""
+        if self.is_whole:  # by one triangle, as checkpoints have it: products are symmetric up to rounding
+            return [block.triu() + block.triu(1).mT for block in self.statistics]
         parts = iter(self.statistics)
-        return [joined([next(parts) for _ in self._strips(size)]).div_(self.rows) for size in self.sizes]
+        return [joined([next(parts) for _ in strips_of(size)]) for size in self.sizes]
 
     def inverse_roots(self, damping: float, graft_norm: bool) -> Sequence[RightFactor]:
         """Return the inverse root of A + λI, with `graft_norm` divided by its mean eigenvalue, block by block.

@@ -112,7 +112,7 @@ class LowRankCovariance(Covariance):
     arguments see `Covariance`.
     """
 
-    depends_on_statistics = True
+    by_lines, depends_on_statistics = False, True
 
     def __init__(
         self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int

@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _device
@@ -28,14 +27,16 @@ def strips_of(size: int, is_whole: bool = False) -> list[tuple[int, int]]:
 
 
 def joined(strips: Iterable[Tensor]) -> Tensor:
-    """Return the symmetric matrix of strips, each of shape (…, rows, columns from the diagonal on).
-
-    Its upper triangle is theirs, whatever their number: a product is symmetric up to rounding alone.
-    """
+    """Return the symmetric matrix of strips, each of shape (…, rows, columns from the diagonal on)."""
     first, *others = strips
-    rows = [first, *(F.pad(strip, (first.shape[-1] - strip.shape[-1], 0)) for strip in others)]
-    upper = torch.cat(rows, -2).triu_()
-    return upper + upper.triu(1).mT
+    matrix = first.new_empty(*first.shape[:-2], first.shape[-1], first.shape[-1])
+    start = 0
+    for strip in (first, *others):
+        end = start + strip.shape[-2]
+        matrix[..., start:end, start:] = strip
+        matrix[..., start:, start:end] = strip.mT
+        start = end
+    return matrix
 
 
 class NoRootError(ArithmeticError):
