@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=11, lines=2098, functions=106, lines_of_functions=938)
+LIMIT = Size(files=11, lines=2111, functions=107, lines_of_functions=944)
 
 
 def training_step() -> Callable[[], None]:

@@ -206,7 +206,7 @@ def _contract_float16(rows: Tensor, grad_rows: Tensor, scale: Tensor) -> Tensor:
         return grad_rows.mT @ rows
     largest = torch.linalg.vector_norm(rows, math.inf, dim=-1, keepdim=True, dtype=scale.dtype)
     top = (scale * largest).amax(-2, keepdim=True)
-    power = torch.where((top > 0) & top.isfinite(), top, 1).clamp(max=1).log2().floor().exp2()
+    power = torch.where((top > 0) & top.isfinite(), top, 1).log2().floor().exp2()
     return (grad_rows.mT @ _rescale(rows, scale / power)).mul_(power)
 
 

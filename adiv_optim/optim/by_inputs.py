@@ -19,7 +19,8 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
     A loss on derivatives of a network by its inputs, as of a physics-informed one, multiplies the weight by rows of
     derivatives as well: :math:`\partial(Wx + b) = W \partial x`. KFAC for PINNs (Dangel et al. 2024,
     arXiv 2405.15603) counts these beside the rows x~. Call it beside the forward pass; it does nothing before
-    steps that do not measure.
+    steps that do not measure. Rows count at the next measurement even if `zero_grad()` clears the gradient of their
+    pass, so call it for no pass that is to be skipped.
 
     Args:
         self: the wrapper.

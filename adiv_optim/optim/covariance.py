@@ -17,6 +17,9 @@ from ..functional.patches import Patches, cross_gram
 from ..rows.layers import Layout
 from .roots import RightFactor, Whole, inverse_root, joined, strips_of
 
+#: The least damping, in ε of the sums for each column: below it steps would be made of rounding of A.
+LEAST_DAMPING = 10
+
 
 class Sums(NamedTuple):
     """Sums over some rows: a tensor for each part of the statistics that rows are added to."""
@@ -187,9 +190,10 @@ class Covariance(MeanSquare):
         return torch.stack(self.traces()).sum(0) / (self.rows * self.size)
 
     def ridge(self, damping: float) -> Tensor:
-        """Return λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
+        """Return λ of each group: the damping, or the least, times A's mean eigenvalue, or times 1 where that is 0."""
         level = self.mean_square()
-        return damping * torch.where(level > 0, level, 1.0)
+        least = LEAST_DAMPING * torch.finfo(level.dtype).eps * self.size
+        return max(damping, least) * torch.where(level > 0, level, 1.0)
 
     def extremes(self) -> Tensor:
         """Return the least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""

@@ -21,21 +21,21 @@ from .watching import ChangeOfVariables
 
 def inverses(covariance: Covariance, damping: float) -> Sequence[RightFactor]:
     """Return (A + λI)⁻¹, block by block."""
-    level = covariance.ridge(1.0)
-    return [Whole(damped_inverse(block, level, damping)) for block in covariance.mean()]
+    ridge = covariance.ridge(damping)
+    return [Whole(damped_inverse(block, ridge)) for block in covariance.mean()]
 
 
-def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
-    """Return (A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
-    # In units of the mean eigenvalue, in float64: λ may be far below the resolution of float32 beside A.
-    level = _device.to_float64(level)[..., None, None]
-    work = _device.to_float64(matrix) / level
-    work.diagonal(dim1=-2, dim2=-1).add_(damping)
+def damped_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
+    """Return (A + λI)⁻¹ of A, (…, d, d), and λ > 0, (…); or a NoRootError."""
+    # In units of λ, in float64: it may be far below the resolution of float32 beside A.
+    ridge = _device.to_float64(ridge)[..., None, None]
+    work = _device.to_float64(matrix) / ridge
+    work.diagonal(dim1=-2, dim2=-1).add_(1)
     factor, failed = torch.linalg.cholesky_ex(work)
     # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
     identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
     factor = torch.where((failed == 0)[..., None, None], factor, identity)
-    inverse = (torch.cholesky_inverse(factor) / level).to(matrix)
+    inverse = (torch.cholesky_inverse(factor) / ridge).to(matrix)
     if not all(_device.read((failed == 0).all(), inverse.isfinite().all())):
         raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
     return inverse

@@ -54,7 +54,8 @@ class Whitened(Mapped):
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
         model: the model.
         damping: λ in units of A's mean eigenvalue; "Which call" of the documentation has that of each task. Large
-            values give the optimizer as it is, with `graft_norm`.
+            values give the optimizer as it is, with `graft_norm`. It counts as 10 ε d at least, with d columns and ε of
+            the weight's dtype, or float32's: less would let rounding of A into the step.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: one step in so many measures.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that

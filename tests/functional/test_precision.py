@@ -103,6 +103,9 @@ EXTREME = {
         torch.linspace(-1, 2, 36).view(1, 4, 3, 3),
     ),
     "tiny-row": (lambda: nn.Linear(4, 3, bias=False), torch.full((1, 4), 1e-3), torch.ones(1, 3)),
+    "row-below-a-power-of-float16": (
+        lambda: nn.Linear(4, 3, bias=False), torch.full((1, 4), 3e-6), torch.full((1, 3), 1e-3)
+    ),
     "tiny-patch": (lambda: nn.Conv2d(1, 3, 2, bias=False), torch.full((1, 1, 2, 2), 1e-3), torch.ones(1, 3, 1, 1)),
     "tiny-row-beside-another": tiny_beside_another(lambda: nn.Linear(2, 3)),
     "tiny-row-beside-another-no-bias": tiny_beside_another(lambda: nn.Linear(2, 3, bias=False)),

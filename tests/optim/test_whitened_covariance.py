@@ -3,12 +3,13 @@
 import copy
 import gc
 import pickle
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Whitened
+from adiv_optim import Preconditioned, Whitened
 from adiv_optim.optim import covariance, roots
 from tests.helpers.cases import relative_error
 from tests.helpers.remembered import covariance_of, memory, remembered, rows_counted
@@ -216,3 +217,32 @@ def test_sums_by_lines_are_those_of_unfolded_patches(by_hand, monkeypatch):
         sums.append(memory(optimizer))
     assert len(sums[0]) > 4
     assert all(relative_error(*pair) <= 1e-12 for pair in zip(*sums, strict=True))
+
+
+@pytest.mark.parametrize(
+    "wrapper", [Whitened, partial(Whitened, rank=4), Preconditioned], ids=["all", "rank", "inverse"]
+)
+def test_a_step_at_a_tiny_damping_is_not_made_of_rounding(wrapper):
+    """A has 8 eigenvalues above 0, of 257: float32's others are rounding, which 1e-8 would let through."""
+    x, steps = torch.rand(8, 256, generator=torch.Generator().manual_seed(0)), []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(0)
+        layer = nn.Linear(256, 4).to(dtype)
+        before, optimizer = layer.weight.detach().clone(), wrapper(sgd(layer), layer, damping=1e-8)
+        layer(x.to(dtype)).square().sum().backward()
+        optimizer.step()
+        steps.append((layer.weight.detach() - before).double())
+    assert relative_error(*steps) < 0.1  # 1.3 without the least damping
+
+
+def test_dampings_below_the_least_are_the_least():
+    x, weights = inputs(0), []
+    for damping in (1e-17, 1e-16, 1e-2):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 1, bias=False)
+        optimizer = Preconditioned(sgd(layer), layer, damping=damping)
+        layer(x).sum().backward()
+        optimizer.step()
+        weights.append(layer.weight.detach())
+    assert torch.equal(*weights[:2])
+    assert not torch.equal(*weights[1:])
