@@ -32,9 +32,6 @@ def damped_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
     work = _device.to_float64(matrix) / ridge
     work.diagonal(dim1=-2, dim2=-1).add_(1)
     factor, failed = torch.linalg.cholesky_ex(work)
-    # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
-    identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
-    factor = torch.where((failed == 0)[..., None, None], factor, identity)
     inverse = (torch.cholesky_inverse(factor) / ridge).to(matrix)
     if not all(_device.read((failed == 0).all(), inverse.isfinite().all())):
         raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")

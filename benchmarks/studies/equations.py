@@ -67,9 +67,9 @@ _LOOK = Look(
     "relative error",
     lambda difference: f"× {10**difference:.2g}",
     logarithmic=True,
-    about="Relative L2 error over 9,000 points, or that of an unknown viscosity; median and quartiles over seeds. Points, "
-    "learning rate and damping are the best of an arm's trials; the learning rate of random features is the range of "
-    "their slopes.",
+    about="Relative L2 error over 9,000 points, or that of an unknown viscosity; median and quartiles over seeds. "
+    "Points, learning rate and damping are the best of an arm's trials; the learning rate of random features is the "
+    "range of their slopes.",
 )
 
 
