@@ -29,8 +29,8 @@ class Source(NamedTuple):
 
 
 SOURCES = [
-    Source("coordinate network, ReLU", "coordinates", "dB", lambda error: -psnr(error), {"network": "relu"}),
-    Source("coordinate network, Fourier features", "coordinates", "dB", lambda error: -psnr(error),
+    Source("coordinate network, ReLU", "coordinates-ordinary", "dB", lambda error: -psnr(error), {"network": "relu"}),
+    Source("coordinate network, Fourier features", "coordinates-ordinary", "dB", lambda error: -psnr(error),
         {"network": "fourier"}),
     Source("nonlinear equations", "equations", "log₁₀ of the error", math.log10),
     Source("regression", "tabular", "log₁₀ of the error", math.log10),
@@ -91,4 +91,4 @@ def _table(stores: Stores, name: str, folder: Path) -> Section:
     return Section([Table(header, rows), caption])
 
 
-DIGESTS = {"dampings": Digest(("coordinates", "char-lm"), _table, ("docs/chooser.md",))}
+DIGESTS = {"dampings": Digest(("coordinates-ordinary", "char-lm"), _table, ("docs/chooser.md",))}

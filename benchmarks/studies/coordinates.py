@@ -54,27 +54,29 @@ MAIN = [
     *_arms(["none"], _WITH, ["none", "whitened"]), *_arms(["batchnorm"], _WITH, ["none"]),
     *_arms(["batchnorm"], ["muon", "soap"], ["whitened"]),
 ]  # fmt: skip
-ALL = list(dict.fromkeys([
-    *MAIN, *_arms(["none"], ["adam"], ["input-scaled", "preconditioned"]), Arm("none", "muon", "preconditioned"),
-    Arm("none", "sgd", "batch-ideal"), *_arms(["none"], ["momentum", "adam", "muon"], ["mac"]),
-    *_arms(["none"], _WITH, ["whitened-16"]), Arm("batchnorm", "adam", "whitened"), Arm("layernorm", "adam", "none"),
-    *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"]),
-]))  # fmt: skip
+PLAIN = [
+    *MAIN,
+    *_arms(["none"], ["adam"], ["input-scaled", "preconditioned"]),
+    Arm("none", "muon", "preconditioned"),
+    Arm("none", "sgd", "batch-ideal"),
+    *_arms(["none"], ["momentum", "adam", "muon"], ["mac"]),
+    *_arms(["none"], _WITH, ["whitened-16"]),
+    Arm("batchnorm", "adam", "whitened"),
+    Arm("layernorm", "adam", "none"),
+]
+ALL = list(dict.fromkeys([*PLAIN, *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"])]))  # fmt: skip
 #: The arms of each protocol, (network, side, batch size, steps), most valuable first; and how many crops there are.
 PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
     ("relu", 64, None, 500): (ALL, 10),
-    ("relu", 64, 512, 500): (MAIN, 10),
-    ("fourier", 64, None, 500): (MAIN, 10),
     ("relu", 128, None, 2000): (MAIN[:8], 5),
     ("siren", 64, None, 500): (MAIN[:6], 5),
     ("wide", 64, None, 500): (MAIN[:4], 5),
 }
 #: Those of the study `coordinates-ordinary`.
 ORDINARILY: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
-    ("relu", 64, None, 500): (ALL, 10),
+    ("relu", 64, None, 500): (PLAIN, 10),
     ("relu", 64, 512, 500): (MAIN, 10),
     ("fourier", 64, None, 500): (MAIN, 10),
-    ("relu", 128, None, 2000): (MAIN[:8], 5),
 }
 _FREE = _arms(["none"], ["adam", "soap"], ["whitened-free"])
 _PLAIN = _arms(["none"], ["adam", "soap"], ["none", "whitened"])
