@@ -36,6 +36,13 @@ def check_device(name: str) -> None:
         raise ValueError(f"--device {name}: {reason}. --device cpu works everywhere.") from error
 
 
+def check_known(what: str, given: Iterable[Any], known: Iterable[Any]) -> None:
+    """Raise a ValueError that names the first of the given values which is not known."""
+    known = list(known)
+    if unknown := [value for value in given if value not in known]:
+        raise ValueError(f"unknown {what} {unknown[0]!r}; known are {', '.join(map(str, known))}.")
+
+
 @dataclass(frozen=True)
 class Run:
     """The settings that all runs have."""
@@ -51,8 +58,7 @@ class Run:
         """Refuse settings that are not positive, or not among the known; and a damping that goes nowhere."""
         known = {"method": [name for name, method in METHODS.items() if self.kind in method.applies], **known}
         for name, values in known.items():
-            if getattr(self, name) not in values:
-                raise ValueError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(map(str, values))}.")
+            check_known(name, [getattr(self, name)], values)
         for name in positive:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name} is {value}; it must be positive.")

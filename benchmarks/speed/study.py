@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.runs import measure
+from ..core.runs import check_known, measure
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.tables import Cell, Row, Section, Table, exact, machine
@@ -18,8 +18,7 @@ _USUAL = {"device": "cpu", "dtype": "float32", "mode": "eager", "preset": "small
 
 
 def _run(options: SpeedOptions, store: Store) -> None:
-    if unknown := set(options.only) - SUITES.keys():
-        raise ValueError(f"unknown measurement {min(unknown)!r}; known are {', '.join(SUITES)}.")
+    check_known("measurement", options.only, SUITES)
     how = {name: getattr(options, name) for name in _USUAL}
     other = [value for name, value in how.items() if value != _USUAL[name]]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arms import Arm, Look, compete, first_trial, sections
+from ..core.runs import check_known
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import estimate
@@ -102,6 +103,7 @@ class PictureOptions(Training):
 def _run(
     options: PictureOptions, store: Store, protocols: Mapping[Any, Any] = PROTOCOLS, tuned_on: Sequence[int] = HARDEST
 ) -> None:  # fmt: skip
+    check_known("network", filter(None, [options.network]), dict.fromkeys(network for network, *_ in protocols))
     for (network, size, batch_size, steps), (arms, crops) in protocols.items():
         if options.network not in (None, network):
             continue

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arms import Arm, Changes, Look, arm, chosen, errors, first_trial, label, quartiles, sections, variants
-from ..core.runs import run_all
+from ..core.runs import check_known, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import SIGNIFICANT, Cell, Section, Table, exact, grouped, holm, paired, pivot
@@ -269,6 +269,10 @@ def _arms(options: EquationOptions) -> list[tuple[Arm, bool]]:
 
 
 def _run(options: EquationOptions, store: Store) -> None:
+    optimizers = dict.fromkeys(arm.optimizer for arm in (*ARMS, RANDOM_FEATURES))
+    check_known("equation", filter(None, [options.equation]), EQUATIONS)
+    check_known("optimizer", filter(None, [options.optimizer]), optimizers)
+    check_known("width", filter(None, [options.width]), [*WIDTHS, RANDOM_FEATURES.hidden])
     length = options.steps or SECONDS
     shown = [{"seed": seed, **limit(length)} for seed in range(1, options.seeds + 1)]
     if options.varied:

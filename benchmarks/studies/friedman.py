@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from ..core.arms import Arm, compete, first_trial, variants
-from ..core.runs import measure, run_all
+from ..core.runs import check_known, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Section, grouped, machine, pivot
@@ -79,6 +79,7 @@ class FriedmanOptions(Training):
 
 
 def _run(options: FriedmanOptions, store: Store) -> None:
+    check_known("optimizer", options.optimizers, OPTIMIZERS)
     length = options.steps or SECONDS
     shown = [{"seed": SEED, **limit(length)}]
     for count, data_set in product(options.points, FUNCTIONS):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.figure import panels, plt
-from ..core.runs import measure
+from ..core.runs import check_known, measure
 from ..core.store import Result, Store, public_name, setting
 from ..core.study import Options, Recipe, Sections, Study, apart, protocols
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, machine, spearman
@@ -155,8 +155,7 @@ class TrainingOptions(WidthsOptions):
 
 
 def _run(options: TrainingOptions, store: Store) -> None:
-    if unknown := set(options.activations) - set(ACTIVATIONS):
-        raise ValueError(f"unknown activation {min(unknown)!r}; known are {', '.join(ACTIVATIONS)}.")
+    check_known("activation", options.activations, ACTIVATIONS)
     data, steps, width = options.data, options.steps, options.width
     wanted: dict[str, Callable[[], Result]] = {}
     for layers, seed, name in product(options.layers, range(options.seeds), options.activations):

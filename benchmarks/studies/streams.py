@@ -16,7 +16,7 @@ from scipy.stats import wilcoxon
 
 from ..core.arms import variants
 from ..core.figure import panels
-from ..core.runs import interleaved, measure, run_all
+from ..core.runs import check_known, interleaved, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Compared, Recipe, Sections, Study
 from ..core.tables import Cell, Row, Section, Table, exact, grouped, in_order, machine, pivot, ranged
@@ -223,6 +223,8 @@ def time_per_step(arms: Sequence[str]) -> dict[str, float]:
 
 
 def _run(options: StreamOptions, store: Store) -> None:
+    check_known("arm", options.arms, ARMS)
+    check_known("signal", options.signals, SIGNALS)
     for key in options.arms:
         start = RATES.index(2.0 ** ARMS[key].first)
         for signal in options.signals:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arms import Arm, compete, errors, first_trial, label
-from ..core.runs import in_turn, measure
+from ..core.runs import check_known, in_turn, measure
 from ..core.store import Result, Store, setting
 from ..core.study import Compared, Recipe, Sections, Study
 from ..core.tables import Cell, Section, grouped, machine, pivot, ranged
@@ -103,6 +103,8 @@ class SurrogateOptions(Compared):
 
 
 def _run(options: SurrogateOptions, store: Store) -> None:
+    check_known("data set", options.data_sets, TITLES)
+    check_known("optimizer", options.optimizers, STARTS)
     if "burgers" in options.data_sets:
         measure(store, {"price": partial(measured_price, options.rounds)})
     shown = [{"seed": seed} for seed in range(1, options.seeds + 1)]
