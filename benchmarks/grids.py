@@ -9,7 +9,7 @@ import torch
 
 from .core.runs import DEVICE, run_all
 from .core.store import Store, setting
-from .core.study import Report, Study, Training
+from .core.study import Absent, Report, Study, Training
 from .ensemble import IMAGES
 from .methods import METHODS
 from .problems.images import ImageRun
@@ -132,7 +132,13 @@ DAMPING = (0.1, 0.3, 1.0, 3.0)
 
 @dataclass
 class TunedOptions(GridOptions):
-    """Options of searches."""
+    """Options of searches, which choose rates and dampings, and let rates fall by a cosine."""
+
+    lr: Absent[tuple[float, ...] | None] = None
+    schedule: Absent[str | None] = None
+    damping: Absent[float | None] = None
+    estimate: Absent[bool] = False
+    preset: Absent[str | None] = None
 
     search_epochs: int = 3  # passes over the training set of runs that choose rates
     trials: int = 8  # how many choose rate, weight decay and damping together, in studies that have trials

@@ -180,7 +180,7 @@ def run_all(
     settings it waits for the other ranks' as well: all choose from the same.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    mine = runs[rank::world]
+    mine = list(dict.fromkeys(runs))[rank::world]
     there = store.computed().items()
     waiting = [run for run in mine if (run.key(part), run.computes()) not in there]
     console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")

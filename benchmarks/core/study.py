@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
@@ -16,6 +16,10 @@ from .tables import Section, Table, grouped
 
 #: Options that count something: none of them may be 0.
 COUNTS = ("steps", "trials", "crops", "rounds", "minutes", "width", "seeds", "epochs", "threads")
+
+Value = TypeVar("Value")
+#: An option that a command does not have, though others of its kind do.
+Absent = Annotated[Value, tyro.conf.Fixed, tyro.conf.Suppress]
 
 
 @dataclass

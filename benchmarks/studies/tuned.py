@@ -66,6 +66,10 @@ def _study(
     """
 
     def run(options: TunedOptions, store: Store) -> None:
+        for name, stage in (("search_epochs", BY_RATE), ("trials", BY_TRIALS)):
+            is_used = any(stage in stages for _, stages in arms)
+            if not is_used and getattr(options, name) != getattr(TunedOptions(), name):
+                raise ValueError(f"--{name.replace('_', '-')} has no effect on this study; leave it out.")
         for grid, stages in arms:
             final = expand([{"schedule": "cosine", "data": "cifar10", **grid}], options.given())
             for stage in stages:

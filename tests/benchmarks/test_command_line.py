@@ -101,6 +101,8 @@ MISTAKES = {
     "solver": ("equations --optimizer nosuch", "unknown optimizer 'nosuch'; known are gauss-newton"),
     "width": ("equations --width 30", "unknown width 30; known are 20, 50"),
     "nothing-to-run": ("equations --optimizer random-features --width 20", "nothing to run with these options"),
+    "trials": ("digits-optimizers --trials 2", "--trials has no effect on this study; leave it out"),
+    "search-epochs": ("cifar10-trials --search-epochs 1", "--search-epochs has no effect on this study"),
     "network": ("coordinates --network nosuch", "unknown network 'nosuch'; known are relu, fourier, siren, wide"),
     "another-network": ("initialisation --network siren", "unknown network 'siren'; known are relu, he, deep"),
     "surrogate": ("surrogates --optimizers nosuch", "unknown optimizer 'nosuch'; known are adam, soap, muon"),
@@ -127,6 +129,14 @@ def test_mistakes_are_one_line(name, tmp_path, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--estimate", "--preset paper", "--lr 1", "--damping 1", "--schedule constant"])
+def test_searches_lack_options_that_they_do_not_read(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["digits-optimizers", "--epochs", "1", *option.split()])
+    assert ended.value.code == 2
+    assert f"Unrecognized options: {option.split()[0]}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_table1_says_how_long_the_rest_takes(tmp_path, capsys):
