@@ -70,6 +70,13 @@ def parsed(command: str, help: str, defaults: Given, arguments: list[str]) -> Gi
     return options
 
 
+def refuse_given(options: Options, names: Iterable[str], why: str) -> None:
+    """Raise a ValueError if an option that has no effect here is given: one that differs from its kind's default."""
+    for name in names:
+        if getattr(options, name) != getattr(type(options)(), name):
+            raise ValueError(f"--{name.replace('_', '-')} has no effect {why}.")
+
+
 #: By name.
 Sections = dict[str, Section]
 #: (store, name of its file, folder for figures) → sections.

@@ -14,7 +14,7 @@ from examples.gpt import NORM_LABELS, NORMS
 
 from ..core.runs import in_turn, measure, run_all, ten_times
 from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Sections, Study, protocols
+from ..core.study import Recipe, Sections, Study, protocols, refuse_given
 from ..core.tables import Row, Section, Table, exact, grouped
 from ..core.tune import choose, grid
 from ..methods import METHODS
@@ -102,6 +102,8 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
     Beside what is searched, fixed runs by every seed.
     """
     like, methods = replace(options.run(), seed=options.tuned_on), options.methods
+    if not methods:
+        refuse_given(options, ("norms", "lr", "damping"), "on what the study tries; name --methods as well")
     if options.time:
         known = (name for name, method in METHODS.items() if method.applies == "language" and is_installed(name))
         methods = methods or tuple(known)

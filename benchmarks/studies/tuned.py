@@ -15,7 +15,7 @@ from typing import Any
 from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Sections, Study, protocols
+from ..core.study import Recipe, Sections, Study, protocols, refuse_given
 from ..core.tables import Cell, Section, Table, against, estimate, exact, grouped, in_order, machine
 from ..ensemble import IMAGES
 from ..grids import ALL_HAVE, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
@@ -67,9 +67,8 @@ def _study(
 
     def run(options: TunedOptions, store: Store) -> None:
         for name, stage in (("search_epochs", BY_RATE), ("trials", BY_TRIALS)):
-            is_used = any(stage in stages for _, stages in arms)
-            if not is_used and getattr(options, name) != getattr(TunedOptions(), name):
-                raise ValueError(f"--{name.replace('_', '-')} has no effect on this study; leave it out.")
+            if not any(stage in stages for _, stages in arms):
+                refuse_given(options, [name], "on this study; leave it out")
         for grid, stages in arms:
             final = expand([{"schedule": "cosine", "data": "cifar10", **grid}], options.given())
             for stage in stages:

@@ -103,6 +103,7 @@ MISTAKES = {
     "nothing-to-run": ("equations --optimizer random-features --width 20", "nothing to run with these options"),
     "trials": ("digits-optimizers --trials 2", "--trials has no effect on this study; leave it out"),
     "search-epochs": ("cifar10-trials --search-epochs 1", "--search-epochs has no effect on this study"),
+    "norms": (f"{TEXT} --norms layernorm", "--norms has no effect on what the study tries; name --methods"),
     "network": ("coordinates --network nosuch", "unknown network 'nosuch'; known are relu, fourier, siren, wide"),
     "another-network": ("initialisation --network siren", "unknown network 'siren'; known are relu, he, deep"),
     "surrogate": ("surrogates --optimizers nosuch", "unknown optimizer 'nosuch'; known are adam, soap, muon"),
