@@ -77,6 +77,21 @@ def refuse_given(options: Options, names: Iterable[str], why: str) -> None:
             raise ValueError(f"--{name.replace('_', '-')} has no effect {why}.")
 
 
+def check_length(store: Store, *, unless: str = "", **length: Any) -> None:
+    """Raise a ValueError if the file has runs of another length, which one table would mix with those of this one.
+
+    Args:
+        store: the file.
+        unless: a setting; runs that have it are not looked at.
+        length: settings by name; runs that have none of them are not looked at.
+    """
+    for settings in (result["settings"] for result in store.read()):
+        there = {name: settings.get(name) for name in length}
+        if unless not in settings and any(there.values()) and there != length:
+            which = ", ".join(f"{name} {value}" for name, value in there.items() if value is not None)
+            raise ValueError(f"{store.path} has runs of another length ({which}); choose another --name or --out.")
+
+
 #: By name.
 Sections = dict[str, Section]
 #: (store, name of its file, folder for figures) → sections.

@@ -20,7 +20,7 @@ from examples.fit_image import FITS, STEPS, draw, picture, psnr, steps_of, train
 from ..core.figure import panels
 from ..core.runs import DEVICE, measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Options, Sections, Study
+from ..core.study import Options, Sections, Study, check_length
 from ..core.tables import SIGNIFICANT, Section, Table, against, estimate, exact, mean_and_error, welch
 from ..ensemble import IMAGES
 from ..grids import best_optimizer
@@ -47,7 +47,13 @@ def _fit(store: Store, steps: int) -> None:
         start, count = time.process_time(), steps_of(FITS[name], steps)
         learned[name] = train(FITS[name], wanted, count)
         spent = time.process_time() - start
-        return {"fit": name, "steps": count, "psnr": psnr(learned[name], wanted), "seconds": [spent]}
+        return {
+            "settings": {"time_of": steps},
+            "fit": name,
+            "steps": count,
+            "psnr": psnr(learned[name], wanted),
+            "seconds": [spent],
+        }
 
     ways = {f"{name}, {steps_of(fit, steps)} steps": partial(learn, name) for name, fit in FITS.items()}
     _drawn(store, "picture", ways, lambda path: draw(learned, wanted, path))
@@ -60,7 +66,7 @@ def _solve(store: Store, seconds: float) -> None:
     def solve(name: str) -> Result:
         solved[name] = equation.solve(name, seconds)
         error = equation.relative_error(solved[name], equation.wave)
-        return {"solver": name, "error": [error], "seconds": [seconds]}
+        return {"settings": {"seconds": seconds}, "solver": name, "error": [error], "seconds": [seconds]}
 
     ways = {f"{name}, {seconds:g} seconds": partial(solve, name) for name in equation.FITS}
     _drawn(store, "equation", ways, lambda path: equation.draw(solved, path))
@@ -78,13 +84,17 @@ class BenchOptions(Options):
 
 
 def _run(options: BenchOptions, store: Store) -> None:
-    _fit(store, options.steps)
-    _solve(store, options.seconds)
     chosen = Store(CHOSEN)
     at_best = [r for r in chosen.read() if r["settings"]["optimizer"] == _optimizer(chosen, r["settings"])]
     own: dict[str, Any] = {"device": options.device, "seeds": tuple(range(1, options.seeds + 1))}
     own |= {} if options.epochs is None else {"epochs": options.epochs}
-    run_all([again(result, **own) for result in at_best], IMAGES, store)
+    runs = [again(result, **own) for result in at_best]
+    check_length(store, time_of=options.steps)
+    check_length(store, seconds=options.seconds)
+    check_length(store, epochs=runs[0].epochs, seeds=list(runs[0].seeds))
+    _fit(store, options.steps)
+    _solve(store, options.seconds)
+    run_all(runs, IMAGES, store)
 
 
 def _optimizer(chosen: Store, settings: Mapping[str, Any]) -> str:

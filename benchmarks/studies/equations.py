@@ -19,7 +19,7 @@ from typing import Any
 from ..core.arms import Arm, Changes, Look, arm, chosen, errors, first_trial, label, quartiles, sections, variants
 from ..core.runs import check_known, run_all
 from ..core.store import Result, Store
-from ..core.study import Recipe, Sections, Study, Training
+from ..core.study import Recipe, Sections, Study, Training, check_length
 from ..core.tables import SIGNIFICANT, Cell, Section, Table, exact, grouped, holm, paired, pivot
 from ..core.tune import Search, Tried, around, choose
 from ..problems.equations import EQUATIONS, NONLINEAR, SOLVED, EquationRun
@@ -274,6 +274,7 @@ def _run(options: EquationOptions, store: Store) -> None:
     check_known("optimizer", filter(None, [options.optimizer]), optimizers)
     check_known("width", filter(None, [options.width]), [*WIDTHS, RANDOM_FEATURES.hidden])
     length = options.steps or SECONDS
+    check_length(store, **limit(length))
     shown = [{"seed": seed, **limit(length)} for seed in range(1, options.seeds + 1)]
     if options.varied:
         _vary(store, shown, lambda run: counts_first(replace(run, **limit(length, 0.25)), options.trials))

@@ -16,7 +16,7 @@ from ..core.arms import Arm, Look, arm, compete, first_trial, label, style, vari
 from ..core.figure import panels
 from ..core.runs import in_turn, measure, run_all
 from ..core.store import Result, Store
-from ..core.study import Recipe, Sections, Study, Training
+from ..core.study import Recipe, Sections, Study, Training, check_length
 from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine
 from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, Fit, by_crop, psnr
 from ..train import ten_steps
@@ -65,6 +65,7 @@ class FourierOptions(Training):
 
 
 def _run(options: FourierOptions, store: Store) -> None:
+    check_length(store, time_of=options.steps)
     measure(store, {"prices": partial(measured_prices, options.rounds)})
     for each, deviation in product(ARMS[:2], DEVIATIONS):
         run = like(each, steps=max(1, options.steps // 2), held_out=True, deviation=deviation)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core.arms import Arm, compete, first_trial, variants
 from ..core.runs import check_known, measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Sections, Study, Training
+from ..core.study import Recipe, Sections, Study, Training, check_length
 from ..core.tables import Cell, Section, grouped, machine, pivot
 from ..optimizers import OF_MODELS
 from ..problems.friedman import BATCH, FRIEDMAN, FUNCTIONS, TEST, FriedmanRun, gaussian_process
@@ -81,6 +81,7 @@ class FriedmanOptions(Training):
 def _run(options: FriedmanOptions, store: Store) -> None:
     check_known("optimizer", options.optimizers, OPTIMIZERS)
     length = options.steps or SECONDS
+    check_length(store, **limit(length))
     shown = [{"seed": SEED, **limit(length)}]
     for count, data_set in product(options.points, FUNCTIONS):
         if count <= BATCH:

@@ -18,7 +18,7 @@ from ..core.arms import variants
 from ..core.figure import panels
 from ..core.runs import check_known, interleaved, measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Compared, Recipe, Sections, Study
+from ..core.study import Compared, Recipe, Sections, Study, check_length
 from ..core.tables import Cell, Row, Section, Table, exact, grouped, in_order, machine, pivot, ranged
 from ..core.tune import choose, ladder
 from ..problems.streams import SIGNALS, STREAMS, Loop, StreamRun, signal_of
@@ -225,6 +225,7 @@ def time_per_step(arms: Sequence[str]) -> dict[str, float]:
 def _run(options: StreamOptions, store: Store) -> None:
     check_known("arm", options.arms, ARMS)
     check_known("signal", options.signals, SIGNALS)
+    check_length(store, steps=options.steps)
     for key in options.arms:
         start = RATES.index(2.0 ** ARMS[key].first)
         for signal in options.signals:

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.arms import Arm, compete, errors, first_trial, label
 from ..core.runs import check_known, in_turn, measure
 from ..core.store import Result, Store, setting
-from ..core.study import Compared, Recipe, Sections, Study
+from ..core.study import Compared, Recipe, Sections, Study, check_length
 from ..core.tables import Cell, Section, grouped, machine, pivot, ranged
 from ..problems.surrogates import BLOCKS, COUPLINGS, SURROGATES, TEST, TRAIN, VISCOSITY, Burgers, SurrogateRun
 from ..train import ten_steps
@@ -105,6 +105,7 @@ class SurrogateOptions(Compared):
 def _run(options: SurrogateOptions, store: Store) -> None:
     check_known("data set", options.data_sets, TITLES)
     check_known("optimizer", options.optimizers, STARTS)
+    check_length(store, unless="longer", steps=options.steps)
     if "burgers" in options.data_sets:
         measure(store, {"price": partial(measured_price, options.rounds)})
     shown = [{"seed": seed} for seed in range(1, options.seeds + 1)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..core.arms import STARTS, Arm, arm, compete, errors, first_trial, label
 from ..core.store import Result, Store
-from ..core.study import Compared, Recipe, Sections, Study
+from ..core.study import Compared, Recipe, Sections, Study, check_length
 from ..core.tables import Cell, Section, grouped, machine, paired, pivot
 from ..problems.regression import DATA_SETS, TABULAR, TableRun
 
@@ -55,6 +55,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 
 def _run(options: Compared, store: Store) -> None:
+    check_length(store, steps=options.steps)
     shown = [{"seed": seed, "held_out": None} for seed in range(1, options.seeds + 1)]
     for data_set, each in product(DATA_SETS, ARMS):
         like = TableRun("", "none", data_set=data_set, steps=options.steps, held_out=True)

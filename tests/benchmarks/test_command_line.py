@@ -18,7 +18,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from tests.helpers.processes import START
 
-from .conftest import RESULTS
+from .conftest import RESULTS, stored
 
 SMALL = ["compare", "--activations", "tanh", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--threads", "1"]
 
@@ -130,6 +130,20 @@ def test_mistakes_are_one_line(name, tmp_path, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+LENGTHS = [
+    ("bench", {"time_of": 2}), ("bench", {"seconds": 1.0}), ("bench", {"epochs": 20, "seeds": [1]}),
+    ("fourier", {"time_of": 2}), *((name, {"steps": 2}) for name in ("friedman", "equations", "streams", "tabular")),
+    ("surrogates", {"steps": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("study", "settings"), LENGTHS)
+def test_runs_of_two_lengths_are_not_put_into_one_file(study, settings, tmp_path, capsys):
+    stored(tmp_path, study, [{"settings": settings}])
+    assert main([study, "--steps", "4", "--out", str(tmp_path)]) == 2
+    assert f"{study}.jsonl has runs of another length ({next(iter(settings))} " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--estimate", "--preset paper", "--lr 1", "--damping 1", "--schedule constant"])
