@@ -11,7 +11,7 @@ from .core.runs import DEVICE, run_all
 from .core.store import Store, setting
 from .core.study import Absent, Report, Study, Training
 from .ensemble import IMAGES
-from .methods import METHODS
+from .methods import METHODS, Method
 from .problems.images import ImageRun
 
 #: Options that make one small run.
@@ -70,9 +70,12 @@ class GridOptions(Training):
 
 
 def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
-    """Every run of some grids, with what is given in place of their own settings."""
+    """Every run of some grids, with what is given in place of their own settings.
+
+    A method without a damping has none if others have; one with an optimizer of its own is there once, not for each.
+    """
     known = {field.name for field in fields(ImageRun)}
-    runs = []
+    every = list[dict[str, Any]]()
     for grid in grids:
         settings = {**grid, **{name: value for name, value in given.items() if name in known}}
         if "hidden" in given:
@@ -82,10 +85,16 @@ def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
             own = {**settings, **dict(zip(several, values, strict=True))}
             own["seeds"] = tuple(range(own.get("seeds", 5)))
             own["hidden"] = tuple(own.get("hidden", (32, 32)))
-            # Whitening sees forward passes one by one; an unknown method is for `ImageRun` to refuse.
-            whitens = own["method"] in METHODS and METHODS[own["method"]].by_inputs is not None
-            runs.append(ImageRun(**{"backend": "loop" if whitens else "ensemble", **own}))
-    return list(dict.fromkeys(runs))  # what is given may make grids alike
+            method = METHODS.get(own["method"], Method())  # an unknown one is for `ImageRun` to refuse
+            if callable(method.optimizer) and "optimizer" in several:
+                own["optimizer"] = several["optimizer"][0]
+            # Whitening sees forward passes one by one.
+            every.append({"backend": "ensemble" if method.by_inputs is None else "loop", **own})
+    damped = {name for name, method in METHODS.items() if method.damped} & {own["method"] for own in every}
+    for own in every:
+        if damped and own["method"] not in damped:
+            own.pop("damping", None)
+    return list(dict.fromkeys(ImageRun(**own) for own in every))  # what is given may make grids alike
 
 
 def presets(*grids: Grid, reduced: Grid | None = None) -> Presets:

@@ -85,8 +85,19 @@ def test_optimizer_of_a_file_trains_images_and_the_language_model(file, tmp_path
     assert "sgd and RMSprop 0.01" in printed
     assert rows(printed)["RMSprop"] != rows(printed)["none"]
     # A plain function with a damping, which a partial had to give before.
-    assert main([*images, "--damping", "2", "--name", "two", *end, "scaled-prop"]) == 0
+    damped = [*images, "--optimizers", "sgd", "adam", "--damping", "2", "--name", "two", *end, "scaled-prop"]
+    assert main(damped) == 0
     assert "adam" not in capsys.readouterr().out
+    # Beside methods without a damping, and with another optimizer for those that have none of their own.
+    assert main([*damped, "none", "mine"]) == 0
+    printed = capsys.readouterr().out
+    assert [printed.count(f"\n| {label} |") for label in ("scaled RMSprop, damping 2", "none", "my method")] == [
+        1,
+        2,
+        2,
+    ]
+    assert main([*damped, "--schedule", "cosine"]) == 0
+    assert "RMSprop 0.01, cpu, schedule cosine**" in capsys.readouterr().out
     assert main([*text, *end, "prop"]) == 0
     for command, message in (
         ([*images, "--damping", "2", *end, "plain"], "method 'plain' has none"),
