@@ -267,7 +267,10 @@ def optimizer_name(settings: Mapping[str, Any]) -> str:
 @contextmanager
 def added(path: Path | None) -> Iterator[None]:
     """Let `METHODS` hold what a Python file's own METHODS does, if one is given; one without is a ValueError."""
-    found = {} if path is None else runpy.run_path(str(path)).get("METHODS")
+    try:
+        found = {} if path is None else runpy.run_path(str(path)).get("METHODS")
+    except Exception as error:  # whatever a file of a user's own may raise
+        raise ValueError(f"--method-file {path}: {error!r}; it must run as a Python file.") from error
     if not isinstance(found, dict) or not all(isinstance(method, Method) for method in found.values()):
         example = 'METHODS = {"mine": Method("my method", "crimson", correction=Mine())}'
         raise ValueError(f"{path} holds no METHODS; write `from benchmarks.methods import Method`, then `{example}`.")

@@ -302,6 +302,8 @@ def in_turn(runs: dict[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, 
 
 def measure(store: Store, wanted: dict[str, Callable[[], dict[str, Any]]], *, again: bool = False) -> None:
     """Make those of the wanted measurements, by key, that are not there yet; or all of them again."""
+    if there := 0 if again else sum(map(store.has, wanted)):
+        console.print(f"{there} of {len(wanted)} measurements are in {store.path} already; another --name has new ones")
     for key, measured in wanted.items():
         if again or not store.has(key):
             console.print(f"measuring {key} …")

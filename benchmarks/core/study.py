@@ -1,5 +1,6 @@
 """A study: its options, how its runs are made, and how they are reported, which files of results alone decide."""
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from .store import Result, Store
 from .tables import Section, Table, grouped
 
 #: Options that count something: none of them may be 0.
-COUNTS = ("steps", "trials", "crops", "rounds", "minutes", "width", "seeds", "epochs", "threads")
+COUNTS = ("steps", "seconds", "trials", "crops", "rounds", "minutes", "width", "seeds", "epochs", "threads")
 
 Value = TypeVar("Value")
 #: An option that a command does not have, though others of its kind do.
@@ -56,7 +57,7 @@ def parsed(command: str, help: str, defaults: Given, arguments: list[str]) -> Gi
     """The options of a command; what is not given is as in `defaults`. A flag that there is not ends the program.
 
     Raises:
-        ValueError: a number is negative, or a count is 0.
+        ValueError: a number is negative or not finite, or a count is 0.
     """
     defaults = replace(defaults, name=defaults.name or command)
     options: Any = tyro.cli(
@@ -65,8 +66,10 @@ def parsed(command: str, help: str, defaults: Given, arguments: list[str]) -> Gi
     )  # fmt: skip
     for name, value in vars(options).items():
         for number in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(number, int) and (number < 0 or (number == 0 and name in COUNTS and number is not False)):
-                raise ValueError(f"--{name.replace('_', '-')} is {number}; it must be positive.")
+            if not isinstance(number, (int, float)) or number is False:
+                continue
+            if not 0 <= number < math.inf or (number == 0 and name in COUNTS):
+                raise ValueError(f"--{name.replace('_', '-')} is {number}; it must be positive and finite.")
     return options
 
 

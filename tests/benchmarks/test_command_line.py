@@ -85,6 +85,9 @@ COMPARE, TEXT, DEPTH = "compare --device cpu", "char-lm --preset tiny --device c
 #: A command and a part of its one line; FILE is a file of the text that stands last, or of none; HERE is this file.
 MISTAKES = {
     "seeds": (f"{COMPARE} --seeds 0", "--seeds is 0; it must be positive"),
+    "seconds": ("bench --seconds -1", "--seconds is -1.0; it must be positive"),
+    "minutes": ("gpu --minutes -5", "--minutes is -5.0; it must be positive"),
+    "lr": (f"{COMPARE} --lr inf", "--lr is inf; it must be positive and finite"),
     "hidden": (f"{COMPARE} --hidden 0", "hidden is [0]; every width must be positive"),
     "optimizer": (f"{COMPARE} --optimizers lion", "unknown optimizer 'lion'; known are adam, sgd"),
     "no-path": (f"{COMPARE} --data imagefolder", "write imagefolder:PATH"),
@@ -95,6 +98,9 @@ MISTAKES = {
     "another-study": ("normalisers-plane --out RESULTS --name digits", "is of the study 'digits', and not of"),
     "no-methods": (f"{COMPARE} --method-file FILE", "holds no METHODS; write `from benchmarks.methods import", ""),
     "method-twice": (f"{COMPARE} --method-file FILE", "a method 'none' already", METHOD),
+    "no-file": (f"{COMPARE} --method-file FILE", "--method-file FILE: FileNotFoundError(2, 'No such", None),
+    "syntax": (f"{COMPARE} --method-file FILE", "--method-file FILE: SyntaxError(\"'(' was never closed\"", "print("),
+    "package": (f"{COMPARE} --method-file FILE", "--method-file FILE: ModuleNotFoundError", "import nosuch"),
     "no-text": (f"{TEXT} --data /nowhere/text", "--data /nowhere/text: there is no such file"),
     "activation": (f"{DEPTH} --activations swish", "unknown activation 'swish'; known are sigmoid, SELU"),
     "equation": ("equations --equation nosuch", "unknown equation 'nosuch'; known are "),
@@ -128,7 +134,7 @@ def test_mistakes_are_one_line(name, tmp_path, capsys):
     arguments = [re.sub("FILE|HERE|RESULTS", lambda place: places[place[0]], part) for part in command.split()]
     assert main([*arguments, *([] if "--out" in arguments else ["--out", str(tmp_path)])]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert message.replace("FILE", str(file)) in error
     assert error.count("\n") == 1
 
 
