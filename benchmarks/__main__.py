@@ -12,7 +12,7 @@ from . import gpu, reproduce
 from .catalogue import STUDIES
 from .core.runs import check_device, summary_writer
 from .core.store import Store
-from .core.study import Options, insert, parsed, report, show, shown, write_tables
+from .core.study import Absent, Options, insert, parsed, report, show, shown, write_tables
 from .digests import DIGESTS, values
 from .methods import added
 
@@ -24,6 +24,7 @@ TABLES = Path("docs/results/tables")
 class ReportOptions(Options):
     """Options of `report`."""
 
+    name: Absent[str] = ""
     pages: tuple[Path, ...] | None = None  # also fill the results sections of these pages, of all if none is named
     tables: Path | None = None  # folder of whole tables as CSV; docs/results/tables with --pages, else by the results
     figures: Path | None = None  # folder of the figures; beside the results by default

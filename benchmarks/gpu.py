@@ -14,7 +14,7 @@ from typing import Literal
 from examples.gpt import DEFAULT
 
 from .core.runs import DEVICE, console
-from .core.study import Options
+from .core.study import Absent, Options
 
 ROOT = Path(__file__).parents[1]
 #: Tests that are skipped without a CUDA device.
@@ -28,6 +28,9 @@ TESTS = [
 class GpuOptions(Options):
     """Options of `gpu`."""
 
+    name: Absent[str] = ""
+    threads: Absent[int | None] = None
+    method_file: Absent[Path | None] = None
     minutes: float = 8.0  # stop after so many
     device: Literal["cuda", "cpu"] = "cuda" if DEVICE == "cuda" else "cpu"  # cpu is for a trial, with everything small
     text: str = DEFAULT  # a file of text for the language model

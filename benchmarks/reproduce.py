@@ -8,7 +8,7 @@ import tyro
 
 from .catalogue import RECIPES, STUDIES
 from .core.store import Store
-from .core.study import Options
+from .core.study import Absent, Options
 from .core.tables import markdown
 
 
@@ -16,6 +16,7 @@ from .core.tables import markdown
 class ReproduceOptions(Options):
     """Options of `reproduce`."""
 
+    name: Absent[str] = ""
     names: tyro.conf.Positional[tuple[str, ...]] = ()  # of --list; committed: all that have results
     list: bool = False  # what there is, and how long each takes
     data: str = "cifar10"  # the images: cifar10, or imagefolder:PATH

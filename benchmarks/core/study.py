@@ -16,7 +16,7 @@ from .store import Result, Store
 from .tables import Section, Table, grouped
 
 #: Options that count something: none of them may be 0.
-COUNTS = ("steps", "seconds", "trials", "crops", "rounds", "minutes", "width", "seeds", "epochs", "threads")
+COUNTS = ("steps", "seconds", "trials", "crops", "rounds", "width", "seeds", "epochs", "threads")
 
 Value = TypeVar("Value")
 #: An option that a command does not have, though others of its kind do.

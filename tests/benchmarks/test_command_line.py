@@ -152,10 +152,17 @@ def test_runs_of_two_lengths_are_not_put_into_one_file(study, settings, tmp_path
     assert f"{study}.jsonl has runs of another length ({next(iter(settings))} " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--estimate", "--preset paper", "--lr 1", "--damping 1", "--schedule constant"])
-def test_searches_lack_options_that_they_do_not_read(option, capsys):
+UNREAD = {
+    "digits-optimizers": ["--estimate", "--preset paper", "--lr 1", "--damping 1", "--schedule constant"],
+    "report": ["--name mine"], "reproduce": ["--name mine"],
+    "gpu": ["--name mine", "--threads 1", "--method-file mine.py"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "option"), [(name, option) for name in UNREAD for option in UNREAD[name]])
+def test_commands_lack_options_that_they_do_not_read(command, option, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["digits-optimizers", "--epochs", "1", *option.split()])
+        main([command, *option.split()])
     assert ended.value.code == 2
     assert f"Unrecognized options: {option.split()[0]}" in " ".join(capsys.readouterr().err.split())
 
