@@ -73,14 +73,18 @@ _LOOK = Look(
 )
 
 
+def _length(settings: Mapping[str, Any]) -> str:
+    return f"{settings['seconds']:g} seconds of one core" if "seconds" in settings else f"{settings['steps']} steps"
+
+
 def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
-    length = f"{settings['seconds']:g} seconds of one core" if "seconds" in settings else f"{settings['steps']} steps"
-    return settings["equation"], f"{EQUATIONS[settings['equation']].label}; {length}"
+    return settings["equation"], f"{EQUATIONS[settings['equation']].label}; {_length(settings)}"
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Tables of equations by arm, of errors and of times, and a section for every equation."""
-    best = _better_networks(store.read())
+    results = store.read()
+    best = _better_networks(results)
     lowest = dict(sorted(best, key=lambda place: -_middle(best[place])))  # of an equation the last counts
     alone = {e for e in lowest if sum(e == other for other, _ in best) == 1}
     above = _above(best, lowest)
@@ -91,8 +95,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
                 (e, key): _error(runs, key == lowest[e] and e not in alone, above.get((e, key)))
                 for (e, key), runs in best.items()
             },
-            "Median of the relative L2 error after 60 seconds of one core, or of the viscosity's; ≈ is not shown to be "
-            "above the lowest by paired t tests of logarithms after Holm's correction over its kind of "
+            f"Median of the relative L2 error after {_length(results[0]['settings'])}, or of the viscosity's; ≈ is "
+            "not shown to be above the lowest by paired t tests of logarithms after Holm's correction over its kind of "
             "equations, nonlinear or linear, in which a run that broke down has an error of 1",
         ),
         f"{name}-times": _by_arm(

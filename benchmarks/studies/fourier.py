@@ -17,7 +17,7 @@ from ..core.figure import panels
 from ..core.runs import in_turn, measure, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training, check_length
-from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine
+from ..core.tables import Cell, Section, Table, estimate, exact, grouped, in_words, machine
 from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, Fit, by_crop, psnr
 from ..train import ten_steps
 
@@ -162,13 +162,14 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     ratios = list(measured["time_ratio"].values())
     widest = max((high - low) / (high + low) for low, high in (each["quartiles"] for each in ratios))
     _figure(in_time, measured["time_ratio"], heading, folder / f"{name}.png")
+    fewest = min(len(tried) for tried in _trials(store).values())
     crops = len({r["settings"]["crop"] for r in learned})
     caption = (
         f"Mean ± standard error over {crops} crops of two photographs; p is of the paired t test. Learning rate and "
-        "damping are the best of ten trials in equal time, each on four crops of a third photograph. Time per step is "
-        f"processor time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in turn, with "
-        f"quartiles within ± {100 * widest:.0f} %. Held out is every other pixel. Trials on the third photograph "
-        f"chose the features' deviation, 3; there pixels held out have {_deviations(store)}. "
+        f"damping are the best of {in_words(fewest, 'trial')} in equal time, each on four crops of a third photograph. "
+        f"Time per step is processor time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in "
+        f"turn, with quartiles within ± {100 * widest:.0f} %. Held out is every other pixel. Trials on the third "
+        f"photograph chose the features' deviation, 3; there pixels held out have {_deviations(store)}. "
         f"{machine(results[0]['environment'])}"
     )
     return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}

@@ -15,7 +15,7 @@ from ..core.arms import Arm, compete, errors, first_trial, label
 from ..core.runs import check_known, in_turn, measure
 from ..core.store import Result, Store, setting
 from ..core.study import Compared, Recipe, Sections, Study, check_length
-from ..core.tables import Cell, Section, grouped, machine, pivot, ranged
+from ..core.tables import Cell, Section, grouped, in_words, machine, pivot, ranged
 from ..problems.surrogates import BLOCKS, COUPLINGS, SURROGATES, TEST, TRAIN, VISCOSITY, Burgers, SurrogateRun
 from ..train import ten_steps
 
@@ -84,11 +84,13 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     prices = [f"{r['time_ratio']['median']:.2f}" for r in store.read("price")]
     price = f"A step of whitened SOAP takes {prices[0]} of SOAP's with the operator. " if prices else ""
     steps = min(r["settings"]["steps"] for r in results)
+    most = max(map(len, chosen.values()))
+    median = f", or the median of {in_words(most)} and the range" if most > 1 else ""
     caption = (
         f"A Fourier neural operator of {BLOCKS} blocks learns Burgers' equation from {TRAIN:,} functions, with a "
         f"viscosity of {VISCOSITY:g}, and is judged on {TEST}; RealNVP has {COUPLINGS} couplings, of squares of 8 × 8 "
-        "pixels in two photographs, those of the right quarter test. Lower is better. One seed, or the median of five "
-        f"and the range, after {steps} steps. {price}{machine(results[0]['environment'])}"
+        f"pixels in two photographs, those of the right quarter test. Lower is better. One seed{median}, "
+        f"after {steps} steps. {price}{machine(results[0]['environment'])}"
     )
     return {name: Section([pivot(["arm"], rows, TITLES, cells), caption])}
 
