@@ -93,6 +93,10 @@ def _run(command: str, options: Any) -> int:
 
 def _report(options: ReportOptions) -> int:
     paths, figures = sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), options.figures or options.out
+    if not options.out.is_dir():
+        raise ValueError(f"--out {options.out}: there is no such folder; name one that has files of results.")
+    if missing := [page for page in options.pages or () if not page.is_file()]:
+        raise ValueError(f"--pages {missing[0]}: there is no such page.")
     sections = report(paths, STUDIES, DIGESTS, figures)
     show(sections, figures)
     tables = options.tables or (options.out if options.pages is None else TABLES)

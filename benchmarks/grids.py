@@ -116,7 +116,8 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **ent
 
     def run(options: GridOptions, store: Store) -> None:
         if (preset := options.preset or default) not in lengths:
-            raise ValueError(f"--preset is {preset!r}; this study has {', '.join(map(str, lengths))}.")
+            has = ", ".join(lengths) if default else "no presets"
+            raise ValueError(f"--preset is {preset!r}; this study has {has}.")
         runs = expand(lengths[preset], options.given())
         run_all(runs, IMAGES, store, download=options.download, only_estimate=options.estimate)
 

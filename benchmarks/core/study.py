@@ -64,6 +64,8 @@ def parsed(command: str, help: str, defaults: Given, arguments: list[str]) -> Gi
         type(defaults), prog=f"python -m benchmarks {command}", description=help, args=arguments, default=defaults,
         config=(tyro.conf.FlagCreatePairsOff,),
     )  # fmt: skip
+    if "/" in options.name:
+        raise ValueError(f"--name is {options.name!r}; it names a file in the folder --out, so it has no /.")
     for name, value in vars(options).items():
         for number in value if isinstance(value, (tuple, list)) else (value,):
             if not isinstance(number, (int, float)) or number is False:
@@ -195,7 +197,7 @@ def report(
     for path in paths:
         store, folder = Store(path), figures or path.parent
         if store.study not in studies:
-            raise ValueError(f"{path} is of the study {store.study!r}; known are {', '.join(studies)}.")
+            raise ValueError(f"{path} is of the study {store.study!r}, which is not there; move it to another folder.")
         results = store.read()
         methods = {result["settings"].get("method", "none") for result in results}
         if unknown := methods - METHODS.keys():
