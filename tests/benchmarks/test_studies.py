@@ -41,12 +41,12 @@ def test_the_study_of_the_page_for_contributors_is_one_file_and_one_line(tmp_pat
     out, page = tmp_path / "out", tmp_path / "page.md"
     with planted("benchmarks.studies.mine", code, tmp_path, monkeypatch) as studies:
         assert main(["mine", *studies["mine"].smoke.split(), "--out", str(out)]) == 0
-        assert "| sum | 1 |" in capsys.readouterr().out
+        assert "| sum of 2 | 1 |" in capsys.readouterr().out
         assert main(["reproduce", "mine", "--out", str(out / "again")]) == 0
         assert Store(out / "again" / "mine.jsonl").read()[0]["value"] == 6
         page.write_text("<!-- results:mine --><!-- end -->")
         assert main(["report", "--out", str(out), "--pages", str(page), "--tables", str(tmp_path / "tables")]) == 0
-        assert "| sum | 1 |\n\nA caption. All rows: [mine.csv](tables/mine.csv)." in page.read_text()
+        assert "| sum of 2 | 1 |\n\nA caption. All rows: [mine.csv](tables/mine.csv)." in page.read_text()
 
 
 #: A problem: data, network, loss, error and settings of a run; and a study of it by two arms.
