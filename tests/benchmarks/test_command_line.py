@@ -114,7 +114,7 @@ MISTAKES = {
     "trials": ("digits-optimizers --trials 2", "--trials has no effect on this study; leave it out"),
     "search-epochs": ("cifar10-trials --search-epochs 1", "--search-epochs has no effect on this study"),
     "norms": (f"{TEXT} --norms layernorm", "--norms has no effect on what the study tries; name --methods"),
-    "network": ("coordinates --network nosuch", "unknown network 'nosuch'; known are relu, fourier, siren, wide"),
+    "network": ("coordinates --network nosuch", "unknown network 'nosuch'; known are relu, siren, wide"),
     "another-network": ("initialisation --network siren", "unknown network 'siren'; known are relu, he, deep"),
     "surrogate": ("surrogates --optimizers nosuch", "unknown optimizer 'nosuch'; known are adam, soap, muon"),
     "data-set": ("surrogates --data-sets nosuch", "unknown data set 'nosuch'; known are burgers"),
