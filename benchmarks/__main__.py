@@ -81,8 +81,6 @@ def _run(command: str, options: Any) -> int:
     STUDIES[command].run(options, store)
     if getattr(options, "estimate", False):
         return 0
-    if int(os.environ.get("RANK", 0)) == 0 and not store.computed():
-        raise ValueError(f"there is nothing to run with these options; {command} --help has their values.")
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
         sections = report([path], STUDIES)
         show(sections, options.out)
