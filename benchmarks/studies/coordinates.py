@@ -69,7 +69,6 @@ ALL = list(dict.fromkeys([*PLAIN, *_arms(NORMS, _WITH, ["none", "whitened", "whi
 #: The arms of each protocol, (network, side, batch size, steps), most valuable first; and how many crops there are.
 PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
     ("relu", 64, None, 500): (ALL, 10),
-    ("relu", 128, None, 2000): (MAIN[:8], 5),
     ("siren", 64, None, 500): (MAIN[:6], 5),
     ("wide", 64, None, 500): (MAIN[:4], 5),
 }
@@ -78,6 +77,7 @@ ORDINARILY: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = 
     ("relu", 64, None, 500): (PLAIN, 10),
     ("relu", 64, 512, 500): (MAIN, 10),
     ("fourier", 64, None, 500): (MAIN, 10),
+    ("relu", 128, None, 2000): (MAIN[:8], 5),
 }
 _FREE = _arms(["none"], ["adam", "soap"], ["whitened-free"])
 _PLAIN = _arms(["none"], ["adam", "soap"], ["none", "whitened"])

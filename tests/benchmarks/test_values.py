@@ -19,7 +19,7 @@ SETTINGS = {
     "docs/results/isometry.md": "512 1 0 1000 10 2023",
     "docs/results/language-model.md": "400 128 3 5 8 1 16 2,000 0.02 64 95",
     "docs/results/index.md": "0.05 1 2 3 10⁻³",
-    "docs/results/fields.md": "32 128 512 256 10⁴ 1 8 59 12,288 50,307 214,787 2024",
+    "docs/results/fields.md": "0.1 32 128 512 256 10⁴ 1 8 59 12,288 50,307 214,787 2024",
     "docs/verdicts.md": "0.05",
     "docs/chooser.md": "16 2,000",
     "docs/index.md": "",
