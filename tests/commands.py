@@ -24,7 +24,7 @@ from benchmarks.core.study import UNTRIED
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "benchmarks/README.md"]
 #: Command → options, behind those that a page gives it; a measurement that has none for its size says what it can do.
-SMOKE = {**{name: study.smoke for name, study in STUDIES.items()}, "reproduce": "--list"}
+SMOKE = {**{name: f"--threads 1 {study.smoke}" for name, study in STUDIES.items()}, "reproduce": "--list"}
 SMOKE["gpu"] = "--device cpu --minutes 4 --text text.txt"
 #: What a study is made of → its option, small.
 DATA = {"images": "--data imagefolder:PATH/cifar10-jpeg", "text": "--data text.txt", "": ""}
@@ -62,7 +62,7 @@ def tools(folder: Path, *, editable: bool) -> str:
     (site,) = (folder / "environment").glob("lib/python*/site-packages")
     # A .pth file's folder is searched after the environment's own, and .pth files in it are not read.
     (site / "outside.pth").write_text(str(Path(torch.__file__).parents[1]))
-    cases = "\n    ".join(f'"benchmarks {name}") more="--threads 1 {options}" ;;' for name, options in SMOKE.items())
+    cases = "\n    ".join(f'"benchmarks {name}") more="{options}" ;;' for name, options in SMOKE.items())
     make = subprocess.run(["which", "make"], capture_output=True, text=True, check=True).stdout.strip()
     (folder / "bin").mkdir()
     for name, text in {
