@@ -126,7 +126,7 @@ STUDIES = {
     "coordinates-ordinary": Study(
         "the protocols whose settings matter most, whose trials learn four ordinary crops",
         partial(_run, protocols=ORDINARILY, tuned_on=ORDINARY), report, PictureOptions(),
-        makes=[Recipe(3.5)], smoke="--trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+        makes=[Recipe(3.5)], smoke="--network fourier --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
     "initialisation": Study(
         "the same by He's initialisation, of twenty layers, small SIRENs, and whitened without graft_norm",
