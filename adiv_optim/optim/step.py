@@ -170,7 +170,7 @@ class Stack:
             weight = weight if keep == 1 else weight * keep
             out = now if now.dtype == step.dtype else None
             if self.layout is None and self.is_read:  # an optimizer that sets a weight to zero means zero
-                new.append(torch.where(now == 0, now, weight - step))
+                new.append(torch.where((now == 0) & (step != 0), now, weight - step))
             elif ratio is None:
                 new.append(torch.sub(weight, step, out=out))
             else:

@@ -186,6 +186,16 @@ def test_a_step_may_land_on_zero(value, hold):
         assert bool(((before.abs() * 2.9 < 1) <= landed).all()) == (value == 0)
 
 
+def test_float16_weights_that_underflow_in_the_steps_variables_are_no_zeros():
+    layer = nn.Linear(4, 2, bias=False).half()
+    nn.init.constant_(layer.weight, 1e-6)  # times 0.01 it is less than float16 holds
+    before = layer.weight.detach().clone()
+    optimizer = InputScaled(sgd(layer, 0.0, weight_decay=0.1), layer, floor=1e-3)
+    layer(torch.full((1, 4), 0.01).half()).sum().backward()
+    optimizer.step()
+    assert torch.equal(layer.weight, before)
+
+
 def test_layers_that_are_pruned_afterwards_take_the_plain_step_as_those_pruned_before():
     model = nn.Sequential(nn.Linear(4, 3))
     optimizer = InputScaled(sgd(model), model)
