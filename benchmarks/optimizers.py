@@ -27,10 +27,10 @@ from examples.gpt import GPT, warm_up_steps
 from .core.tables import grouped
 
 
-def peer(name: str, package: str = "pytorch_optimizer", module: str = "") -> Callable[..., Optimizer]:
-    """An optimizer of another package; a ValueError says how to install it where it is missing."""
+def peer(name: str, package: str = "pytorch_optimizer", module: str = "") -> Callable[..., Any]:
+    """What another package has; a ValueError says how to install it where it is missing."""
     if find_spec(package) is None:
-        raise ValueError(f"optimizer {name!r} needs the package {package}; pip install '.[peers]' brings it.")
+        raise ValueError(f"{name!r} needs the package {package}; pip install '.[peers]' brings it.")
     return getattr(import_module(module or package), name)
 
 

@@ -4,7 +4,6 @@ Each function creates the tensors of one job and returns what runs it once; a la
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +27,12 @@ RunLayer = Callable[[Correction | None], None]
 
 
 def layer(
-    kind: Callable[..., Any], shape: tuple[int, ...], *sizes: int, first: bool = False, **options: int
-) -> RunLayer:
-    """Forward and backward of a layer; one that is first has an input that needs no gradient."""
-    layer, x = kind(*sizes, **options).to(device()), torch.randn(shape, device=device(), requires_grad=not first)
+    shape: tuple[int, ...], outputs: int, kernel: int | None = None, first: bool = False,
+    linear: Callable[[int, int], Any] = nn.Linear,
+) -> RunLayer:  # fmt: skip
+    """Forward and backward of a linear layer or a convolution; one that is first needs no gradient of its input."""
+    plain = linear(shape[1], outputs) if kernel is None else nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2)
+    layer, x = plain.to(device()), torch.randn(shape, device=device(), requires_grad=not first)
     g, weight, bias = torch.randn_like(layer(x)), layer.weight, layer.bias
 
     def output(rule: Correction | None) -> Tensor:
@@ -50,26 +51,6 @@ def layer(
         z.backward(g.to(z.dtype))
 
     return run
-
-
-def linear_layer(rows: int, inputs: int, outputs: int, first: bool = False) -> RunLayer:
-    """A linear layer."""
-    return layer(nn.Linear, (rows, inputs), inputs, outputs, first=first)
-
-
-def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, first: bool = False) -> RunLayer:
-    """A convolution."""
-    return layer(nn.Conv2d, shape, shape[1], outputs, kernel, padding=kernel // 2, first=first)
-
-
-def isaac_layer(rows: int, inputs: int, outputs: int) -> RunLayer:
-    """The linear layer of the package isaac; with a correction, ours on the same tensors.
-
-    Its operator is the batch-ideal one of the weight alone, times λ; its bias keeps the plain gradient.
-    """
-    from isaac import Linear  # an optional extra
-
-    return layer(partial(Linear, la=1.0), (rows, inputs), inputs, outputs)
 
 
 def per_sample(rows: int, inputs: int, outputs: int) -> Run:

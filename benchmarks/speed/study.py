@@ -23,7 +23,7 @@ def _run(options: SpeedOptions, store: Store) -> None:
     other = [value for name, value in how.items() if value != _USUAL[name]]
 
     def measured(name: str) -> Result:
-        return {**SUITES[name](options.data), "how": how}
+        return {**SUITES[name](), "how": how}
 
     ASKED.set(options)
     measure(store, {"-".join([name, *other]): partial(measured, name) for name in options.only or SUITES})

@@ -3,9 +3,8 @@
 import ctypes
 import gc
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -60,15 +59,13 @@ def compiled(forward: Any) -> Any:
     return torch.compile(forward, mode=mode)
 
 
-@contextmanager
-def allocator(keeps: bool) -> Iterator[Executor]:
+def allocator(keeps: bool) -> Executor:
     """A process in which freed memory is kept, or that of tensors over 8 MiB given back to the system.
 
     glibc does either, after what ran before.
     """
     how = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, how, _set_up, (keeps, torch.get_num_threads(), ASKED.get())) as process:
-        yield process
+    return ProcessPoolExecutor(1, how, _set_up, (keeps, torch.get_num_threads(), ASKED.get()))
 
 
 def _set_up(keeps: bool, threads: int, asked: SpeedOptions) -> None:
