@@ -3,7 +3,6 @@
 import math
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from .problems.images import ImageRun, build_models, depart, held_out, take
 
 #: Steps after which an ensemble is compiled: it takes as long as some thousand of them, and halves or thirds the rest.
 COMPILE_AFTER = 1000
-#: Any of these will do.
+#: Without one of these nothing is compiled, and steps take two to three times as long.
 COMPILERS = ("g++", "clang++", "cl")
 
 
@@ -128,7 +127,7 @@ class Ensemble(Trainer):
         # Several runs share one batch: it is taken once.
         batch = take(self.data, index[0] if self._shares_batches else index)
         self._steps_taken += 1
-        if self._steps_taken == COMPILE_AFTER:
+        if self._steps_taken == COMPILE_AFTER and any(map(shutil.which, COMPILERS)):
             self._compile(*batch)
         gradients, losses = self._gradients(self.parameters, self.buffers, *batch)
         # Fused optimizers read a gradient as if it were laid out as its parameter is.
@@ -147,10 +146,6 @@ class Ensemble(Trainer):
 
     def _compile(self, *batch: Tensor) -> None:
         """Compile losses and gradients, for batches of this shape."""
-        if not any(map(shutil.which, COMPILERS)):
-            what = f"no C++ compiler is there ({', '.join(COMPILERS)}): steps take two to three times as long"
-            warnings.warn(what, stacklevel=2)
-            return
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # tracing runs a step
         # torch.compile over vmap does not see the backward of an autograd.Function; what make_fx has traced is plain.
         eager = self._gradients

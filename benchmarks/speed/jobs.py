@@ -20,7 +20,7 @@ from ..core.runs import ten_times
 from ..methods import METHODS
 from ..optimizers import matrices
 from ..problems.images import mlp
-from .timing import ASKED, autocast, compiled, device
+from .timing import ASKED, autocast, device
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
@@ -31,23 +31,19 @@ def layer(
     linear: Callable[[int, int], Any] = nn.Linear,
 ) -> RunLayer:  # fmt: skip
     """Forward and backward of a linear layer or a convolution; one that is first needs no gradient of its input."""
-    plain = linear(shape[1], outputs) if kernel is None else nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2)
+    plain: Any = linear(shape[1], outputs) if not kernel else nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2)
     layer, x = plain.to(device()), torch.randn(shape, device=device(), requires_grad=not first)
     g, weight, bias = torch.randn_like(layer(x)), layer.weight, layer.bias
-
-    def output(rule: Correction | None) -> Tensor:
-        if rule is None:
-            return layer(x)
-        if isinstance(layer, nn.Conv2d):
-            return functional.conv2d(x, weight, bias, padding=layer.padding, correction=rule)
-        return functional.linear(x, weight, bias, rule)
-
-    forward = compiled(output)
 
     def run(correction: Correction | None) -> None:
         x.grad = weight.grad = bias.grad = None
         with autocast():
-            z = forward(correction)
+            if correction is None:
+                z = layer(x)
+            elif kernel:
+                z = functional.conv2d(x, weight, bias, padding=layer.padding, correction=correction)
+            else:
+                z = functional.linear(x, weight, bias, correction)
         z.backward(g.to(z.dtype))
 
     return run
@@ -142,12 +138,11 @@ def language_model(
     if wrap is not None:
         optimizer = wrap(optimizer, model)
     windows = torch.randint(65, (batch_size, size.context + 1), device=device())
-    forward = compiled(model)
 
     def step() -> None:
         model.zero_grad()
         with autocast():
-            loss = next_character_loss(forward, windows)
+            loss = next_character_loss(model, windows)
         loss.backward()
         optimizer.step()
 

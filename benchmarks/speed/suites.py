@@ -21,10 +21,9 @@ from examples.gpt import PRESETS
 from .. import data as datasets
 from ..core.arms import label
 from ..core.runs import ratio, step
-from ..ensemble import build_optimizer, train
-from ..methods import METHODS
+from ..ensemble import Loops, train
 from ..optimizers import peer
-from ..problems.images import ImageRun, build_model
+from ..problems.images import ImageRun
 from ..problems.pictures import CoordinateRun, Fit
 from ..studies.coordinates import ALL
 from ..train import ten_steps
@@ -107,9 +106,8 @@ def structural() -> dict[str, Any]:
 def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Tensor) -> list[dict[str, Any]]:
     layer, plain, input = layer.to(device()), plain.to(device()), input.to(device())
     torch.compiler.reset()  # torch compiles one forward eight times and no more
-    pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
-    rows = []
-    for how, pair in {**pairs, "eager": (layer, plain)}.items():
+    compiled, rows = [torch.compile(module, fullgraph=True) for module in (layer, plain)], []
+    for how, pair in (("compiled", compiled), ("eager", (layer, plain))):
         run, plain_run = (jobs.module(module, input) for module in pair)
         run(), plain_run()  # to compile both
         job, plain_job = (partial(jobs.module, module, input.clone()) for module in pair)
@@ -220,8 +218,8 @@ def trainer() -> dict[str, Any]:
 
 def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset, seed: int) -> float:
     """The loop as a user would write it."""
-    model, method = build_model(run, data, seed), METHODS[run.method]
-    optimizer = method.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
+    own = Loops(replace(run, seeds=(seed,), backend="loop"), data)
+    (model,), (optimizer,) = own.models, own.optimizers
     start = time.perf_counter()
     for inputs, labels in loader:
         loss = step(model, optimizer, inputs.to(run.device).flatten(1), labels.to(run.device))

@@ -18,19 +18,15 @@ Run = Callable[[], Any]
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Run]
 
-#: How forward passes are run → the mode of torch.compile; "reduce-overhead" is a CUDA graph.
-MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
-
 
 @dataclass
 class SpeedOptions(Options):
     """Options of this study, and how jobs are created and run."""
 
-    data: str = "fake"  # data set of the trainer comparison
+    data: str = "digits"  # data set of the trainer comparison
     only: tuple[str, ...] = ()  # these measurements; all by default
     device: str = DEVICE  # cpu or cuda
     dtype: Literal["float32", "bfloat16"] = "float32"  # of forward passes, by autocast
-    mode: Literal["eager", "compiled", "graphs"] = "eager"  # of forward passes of linear layers and language models
     preset: str = "small"  # size of the language models
     rounds: int | None = None  # of every timing at most, to see that it runs
 
@@ -48,15 +44,6 @@ def device() -> str:
 def autocast() -> Any:
     """The context of a forward pass."""
     return torch.autocast(device(), torch.bfloat16, enabled=ASKED.get().dtype == "bfloat16")
-
-
-def compiled(forward: Any) -> Any:
-    """A forward pass as it is to be run: itself, or compiled."""
-    mode = MODES[ASKED.get().mode]
-    if mode is None:
-        return forward
-    torch.compiler.reset()  # torch compiles one forward eight times and no more
-    return torch.compile(forward, mode=mode)
 
 
 def allocator(keeps: bool) -> Executor:
