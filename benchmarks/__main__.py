@@ -81,7 +81,7 @@ def _report(options: ReportOptions) -> int:
     paths, figures = sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), options.figures or options.out
     sections = report(paths, STUDIES, DIGESTS, figures)
     show(sections, figures)
-    pages, tables = options.pages or [], options.out
+    pages, tables = [*(options.pages or ())], options.out
     if options.pages == ():
         pages, tables = [*shown(STUDIES, DIGESTS), *values.PAGES], TABLES
     stores = {path.stem: Store(path) for path in paths}

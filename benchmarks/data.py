@@ -4,7 +4,7 @@ import hashlib
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ def imagefolder(argument: str, download: bool) -> Dataset:
     from torchvision.datasets import ImageFolder
     from torchvision.io import ImageReadMode, decode_image
 
-    parts = list[Tensor]()
+    parts = list[Any]()
     for part in ("train", "test"):
         files = ImageFolder(str(Path(argument) / part), loader=lambda path: decode_image(path, ImageReadMode.RGB))
         images, labels = zip(*track(files, description=f"decoding {part}"), strict=True)

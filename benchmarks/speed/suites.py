@@ -106,7 +106,8 @@ def structural() -> dict[str, Any]:
 def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Tensor) -> list[dict[str, Any]]:
     layer, plain, input = layer.to(device()), plain.to(device()), input.to(device())
     torch.compiler.reset()  # torch compiles one forward eight times and no more
-    compiled, rows = [torch.compile(module, fullgraph=True) for module in (layer, plain)], []
+    compiled: Any = [torch.compile(module, fullgraph=True) for module in (layer, plain)]
+    rows = []
     for how, pair in (("compiled", compiled), ("eager", (layer, plain))):
         run, plain_run = (jobs.module(module, input) for module in pair)
         run(), plain_run()  # to compile both
