@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +28,29 @@ class ReportOptions(Options):
 
     name: Absent[str] = ""
     pages: tuple[Path, ...] | None = None  # also fill the results sections of these pages, of all if none is named
-    tables: Path | None = None  # folder of whole tables as CSV; docs/results/tables with --pages, else by the results
     figures: Path | None = None  # folder of the figures; beside the results by default
-
-
-#: Commands that are no study: what each does, and its options.
-COMMANDS: dict[str, tuple[str, Options]] = {
-    "report": ("tables and figures from result files", ReportOptions()),
-    "gpu": ("all that wants a GPU, the most valuable first, for some minutes", gpu.GpuOptions()),
-    "reproduce": ("make files of results from nothing, by their names", reproduce.ReproduceOptions()),
-}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run; a mistake in it is one line on standard error."""
     given = sys.argv[1:] if arguments is None else arguments
-    known: dict[str, Any] = {name: (study.help, study.options) for name, study in STUDIES.items()} | COMMANDS
+    studies = {name: (study.help, study.options, partial(_study, name)) for name, study in STUDIES.items()}
+    known: dict[str, Any] = {**studies, **COMMANDS}
     if not given or given[0] in ("-h", "--help"):
-        print(__doc__, *(f"{name:20} {help}" for name, (help, _) in known.items()), sep="\n")
+        print(__doc__, *(f"{name:20} {help}" for name, (help, *_) in known.items()), sep="\n")
         print("\npython -m benchmarks STUDY --help has the options of one.")
         return 0
     try:
         if given[0] not in known:
             raise ValueError(f"unknown study {given[0]!r}; `python -m benchmarks --help` lists all.")
-        help, defaults = known[given[0]]
+        help, defaults, run = known[given[0]]
         options: Any = parsed(given[0], help, defaults, given[1:])
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         with added(options.method_file):
-            return _run(given[0], options)
+            if hasattr(options, "device"):
+                check_device(options.device)
+            return run(options)
     except (ValueError, OSError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
@@ -63,15 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _run(command: str, options: Any) -> int:
-    if hasattr(options, "device"):
-        check_device(options.device)
-    if command == "report":
-        return _report(options)
-    if command == "gpu":
-        return gpu.run(options)
-    if command == "reproduce":
-        return reproduce.run(options, main, Path(__file__).parent / "results")
+def _study(command: str, options: Any) -> int:
     path = options.out / f"{options.name}.jsonl"
     log = path.with_suffix(f".{options.log}") if getattr(options, "log", None) else None
     if log:
@@ -91,20 +79,29 @@ def _run(command: str, options: Any) -> int:
 
 def _report(options: ReportOptions) -> int:
     paths, figures = sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), options.figures or options.out
-    if not options.out.is_dir():
-        raise ValueError(f"--out {options.out}: there is no such folder; name one that has files of results.")
-    if missing := [page for page in options.pages or () if not page.is_file()]:
-        raise ValueError(f"--pages {missing[0]}: there is no such page.")
     sections = report(paths, STUDIES, DIGESTS, figures)
     show(sections, figures)
-    tables = options.tables or (options.out if options.pages is None else TABLES)
-    pages = [*shown(STUDIES, DIGESTS), *values.PAGES] if options.pages == () else options.pages or []
+    pages, tables = [*(options.pages or ())], options.out
+    if options.pages == ():
+        pages, tables = [*shown(STUDIES, DIGESTS), *values.PAGES], TABLES
     stores = {path.stem: Store(path) for path in paths}
     filled = {page: values.filled(insert(page, sections, tables), stores) for page in pages}  # all of them, or none
     write_tables(sections, tables)
     for page, text in filled.items():
         page.write_text(text)
     return 0
+
+
+#: Commands that are no study: what each does, its options, and what runs it.
+COMMANDS: dict[str, tuple[str, Options, Callable[[Any], int]]] = {
+    "report": ("tables and figures from result files", ReportOptions(), _report),
+    "gpu": ("all that wants a GPU, the most valuable first, for some minutes", gpu.GpuOptions(), gpu.run),
+    "reproduce": (
+        "make files of results from nothing, by their names",
+        reproduce.ReproduceOptions(),
+        partial(reproduce.run, main=main, committed=Path(__file__).parent / "results"),
+    ),
+}
 
 
 if __name__ == "__main__":

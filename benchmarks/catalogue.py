@@ -8,9 +8,8 @@ from .core.study import Recipe, Study
 _FILES = (
     "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
     "equations", "tabular", "friedman", "surrogates", "streams", "mechanism", "isometry_depth", "isometry_training",
-    "plane",
+    "plane", "benchmarks.speed.study", "benchmarks.speed.gauss_newton",
 )  # fmt: skip
-_SPEED = ("benchmarks.speed.study", "benchmarks.speed.gauss_newton")
 
 
 def collect(names: Iterable[str]) -> dict[str, Study]:
@@ -19,7 +18,7 @@ def collect(names: Iterable[str]) -> dict[str, Study]:
     return {name: study for module in modules for name, study in module.STUDIES.items()}
 
 
-STUDIES = collect([*_FILES, *_SPEED])
+STUDIES = collect(_FILES)
 
 
 def recipes(studies: dict[str, Study]) -> dict[str, tuple[str, Recipe]]:

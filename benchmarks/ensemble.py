@@ -3,10 +3,10 @@
 import math
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,22 +25,17 @@ from .methods import Method
 from .optimizers import ELEMENTWISE, OF_PARAMETERS
 from .problems.images import ImageRun, build_models, depart, held_out, take
 
-#: Steps on a CPU after which an ensemble is compiled, which takes as long as some thousand of them, and then halves or
-#: thirds them.
+#: Steps after which an ensemble is compiled: it takes as long as some thousand of them, and halves or thirds the rest.
 COMPILE_AFTER = 1000
-#: Any of these will do.
+#: Without one of these nothing is compiled, and steps take two to three times as long.
 COMPILERS = ("g++", "clang++", "cl")
 
 
 def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> Optimizer:
     """Return the method's own optimizer, or the run's."""
-    # A captured graph needs an optimizer whose step counter lives on the device; SGD has none.
-    extra: dict[str, Any] = {} if run.weight_decay is None else {"weight_decay": run.weight_decay}
-    if callable(method.optimizer):
-        return method.optimizer(parameters, lr=run.lr * method.lr_factor, **extra)
-    if run.device.startswith("cuda") and run.optimizer == "adam":
-        extra["capturable"] = True
-    return OF_PARAMETERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, **extra)
+    extra = {} if run.weight_decay is None else {"weight_decay": run.weight_decay}
+    make = method.optimizer if callable(method.optimizer) else OF_PARAMETERS[run.optimizer]
+    return make(parameters, lr=run.lr * method.lr_factor, **extra)
 
 
 def epoch_orders(run: ImageRun, samples: int) -> Iterator[Tensor]:
@@ -75,7 +70,25 @@ def _for_each(runs: Sequence[ImageRun], method: Method, models: Sequence[nn.Modu
     ]
 
 
-class Ensemble:
+class Trainer:
+    """The models of all seeds, their optimizers, and the data that they learn."""
+
+    models: list[nn.Module]
+    optimizers: list[Optimizer]
+    data: Dataset
+
+    @torch.no_grad()
+    def accuracy(self) -> list[float]:
+        """Return each seed's accuracy on the test set, in per cent."""
+        accuracies = []
+        for model in self.models:
+            predicted = model.eval()(self.data.test_inputs).argmax(-1)
+            model.train()
+            accuracies.append(100 * (predicted == self.data.test_labels).double().mean().item())
+        return accuracies
+
+
+class Ensemble(Trainer):
     """The models of all seeds with their tensors stacked and run by vmap.
 
     One optimizer steps on the stacked tensors: Adam and SGD act elementwise, so that stacking does not mix seeds. What
@@ -95,54 +108,26 @@ class Ensemble:
             attach(self.skeleton, method.correction)
         stacked, self.buffers = stack_module_state(self.models)
         self.parameters = {name: parameter.detach() for name, parameter in stacked.items()}
+        for number, model in enumerate(self.models):
+            for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+                tensor.data = (self.parameters | self.buffers)[name][number]  # its share of what vmap reads
         elementwise = run.optimizer in ELEMENTWISE and not callable(method.optimizer)
         self._by_member = self._shares_batches or method.gauge is not None or not elementwise
         if self._by_member:
-            for number, model in enumerate(self.models):
-                for name, parameter in model.named_parameters():
-                    parameter.data = self.parameters[name][number]  # its share of the memory that vmap reads
-            plain = replace(method, correction=None)
             members = [each for each in runs for _ in each.seeds]
-            self.optimizers = _for_each(members, plain, self.models, data)
+            self.optimizers = _for_each(members, replace(method, correction=None), self.models, data)
         else:
             self.optimizers = [build_optimizer(run, method, self.parameters.values())]
         each = None if self._shares_batches else 0
         self._gradients: Callable[..., Any] = vmap(grad_and_value(self._loss), in_dims=(0, 0, each, each))
-        on_gpu = run.device.startswith("cuda")
-        self._compile_after = None if on_gpu else COMPILE_AFTER
-        # A captured step would replay the learning rate it was captured with.
-        self._captures = on_gpu and run.schedule == "constant" and not self._by_member
         self._steps_taken = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
 
     def step(self, index: Tensor) -> Tensor:
-        """Take one step on the samples at `index`, (seeds, batch size), and return the losses of all members.
-
-        On a GPU the first steps run eagerly, then one is captured and replayed: the capture needs warm allocator and
-        optimizer state, and real steps make it.
-        """
-        self._steps_taken += 1
-        if not self._captures:
-            return self._eager_step(index)
-        if self._steps_taken <= 3:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                losses = self._eager_step(index)
-            torch.cuda.current_stream().wait_stream(stream)
-            return losses
-        if self._graph is None:
-            self._graph, self._index = torch.cuda.CUDAGraph(), index.clone()
-            with torch.cuda.graph(self._graph):
-                self._losses = self._eager_step(self._index)
-        self._index.copy_(index)
-        self._graph.replay()
-        return self._losses.clone()
-
-    def _eager_step(self, index: Tensor) -> Tensor:
+        """Take one step on the samples at `index`, (seeds, batch size), and return the losses of all members."""
         # Several runs share one batch: it is taken once.
         batch = take(self.data, index[0] if self._shares_batches else index)
-        if self._steps_taken == self._compile_after:
+        self._steps_taken += 1
+        if self._steps_taken == COMPILE_AFTER and any(map(shutil.which, COMPILERS)):
             self._compile(*batch)
         gradients, losses = self._gradients(self.parameters, self.buffers, *batch)
         # Fused optimizers read a gradient as if it were laid out as its parameter is.
@@ -161,10 +146,6 @@ class Ensemble:
 
     def _compile(self, *batch: Tensor) -> None:
         """Compile losses and gradients, for batches of this shape."""
-        if not any(map(shutil.which, COMPILERS)):
-            what = f"no C++ compiler is there ({', '.join(COMPILERS)}): steps take two to three times as long"
-            warnings.warn(what, stacklevel=2)
-            return
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # tracing runs a step
         # torch.compile over vmap does not see the backward of an autograd.Function; what make_fx has traced is plain.
         eager = self._gradients
@@ -174,22 +155,8 @@ class Ensemble:
     def _loss(self, parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(self.skeleton, (parameters, buffers), (inputs,)), labels)
 
-    @torch.no_grad()
-    def accuracy(self) -> list[float]:
-        """Return each seed's accuracy on the test set, in per cent."""
-        self.skeleton.eval()
 
-        def predicted(parameters: Any, buffers: Any, inputs: Tensor) -> Tensor:
-            return functional_call(self.skeleton, (parameters, buffers), (inputs,)).argmax(-1)
-
-        batched = vmap(predicted, in_dims=(0, 0, None))
-        chunks = [batched(self.parameters, self.buffers, inputs) for inputs in self.data.test_inputs.split(1000)]
-        self.skeleton.train()
-        counts = (torch.cat(chunks, 1) == self.data.test_labels).sum(1)
-        return (100 * counts / len(self.data.test_labels)).tolist()
-
-
-class Loops:
+class Loops(Trainer):
     """The same by plain loops, one seed after the other: GradientOnly, or `jacobian.backward` in its place."""
 
     def __init__(self, run: ImageRun, data: Dataset) -> None:
@@ -213,16 +180,6 @@ class Loops:
                 optimizer.step()
             losses.append(loss.detach())
         return torch.stack(losses)
-
-    @torch.no_grad()
-    def accuracy(self) -> list[float]:
-        """Return each seed's accuracy on the test set, in per cent."""
-        accuracies = []
-        for model in self.models:
-            predicted = model.eval()(self.data.test_inputs).argmax(-1)
-            model.train()
-            accuracies.append(100 * (predicted == self.data.test_labels).double().mean().item())
-        return accuracies
 
 
 @dataclass

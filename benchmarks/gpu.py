@@ -13,6 +13,7 @@ from typing import Literal
 
 from examples.gpt import DEFAULT
 
+from .catalogue import STUDIES
 from .core.runs import DEVICE, console
 from .core.study import Absent, Options
 
@@ -34,37 +35,27 @@ class GpuOptions(Options):
     minutes: float = 8.0  # stop after so many
     device: Literal["cuda", "cpu"] = "cuda" if DEVICE == "cuda" else "cpu"  # cpu is for a trial, with everything small
     text: str = DEFAULT  # a file of text for the language model
-    images: str = "cifar10"  # data of Table 1; digits in a trial
+    images: str = "cifar10"  # data of Table 1
+
+
+_METHODS = "muon whitened-muon-16 adamw whitened-adamw-16"
+#: Studies and their options, the most valuable first.
+COMMANDS = [
+    ("speed", "--preset gpu --dtype bfloat16 --only layers whitened"),
+    ("speed", "--preset gpu --only layers whitened unit-consistent"),
+    ("char-lm", f"--preset gpu --steps 1000 --norms layernorm --seeds 1 --methods {_METHODS}"),
+    ("table1", "--preset paper"),
+]
 
 
 def commands(options: GpuOptions) -> list[list[str]]:
-    """What follows `python -m`, the most valuable first; on a CPU small, to see that it runs."""
-    is_trial = options.device == "cpu"
-    text, table, images = "--norms layernorm --seeds 1", "--preset paper", options.images
-    size, suites, others = "--preset gpu", "layers whitened", " unit-consistent"
-    ways = [f"--mode {mode} --dtype {dtype}" for mode in ("compiled", "graphs") for dtype in ("bfloat16", "float32")]
-    if is_trial:  # what compiles takes a compiler and, on a CPU, minutes
-        size, suites, others, ways = "--preset tiny --rounds 1", "input-scaled", "", []
-        images, table = (
-            "digits",
-            "--preset reduced --epochs 1 --seeds 2 --methods none --activations tanh --batch-size 64",
-        )
-        text += " --methods adamw whitened-adamw-16 --preset tiny --steps 4"
-    else:
-        text += " --methods muon whitened-muon-16 adamw whitened-adamw-16 --preset gpu --steps 1000"
-    studies: list[tuple[str, str, list[str]]] = [
-        ("speed", f"{size} --dtype bfloat16 --only {suites}", []),
-        ("speed", f"{size} --only {suites}{others}", []),
-        ("char-lm", text, ["--data", options.text]),
-        *(("speed", f"{size} {way} --only {suites}", []) for way in ways),
-        ("table1", table, ["--data", images]),
-    ]
-    where = ["--device", options.device, "--out", str(options.out)]
-    tests = [str(ROOT / path) for path in TESTS]
-    return [
-        ["pytest", "-q", "-n", "0", "-k", "cuda or capture or synchronize", *tests],
-        *(["benchmarks", name, *how.split(), *data, *where, "--name", f"gpu-{name}"] for name, how, data in studies),
-    ]
+    """What follows `python -m`; on a CPU every study once, as small as it can be."""
+    is_trial, data = options.device == "cpu", {"text": options.text, "images": options.images}
+    every = [["pytest", "-q", "-n", "0", "-k", "cuda or capture or synchronize", *(str(ROOT / test) for test in TESTS)]]
+    for name, how in [(name, STUDIES[name].smoke) for name in dict(COMMANDS)] if is_trial else COMMANDS:
+        where = ["--device", options.device, "--out", str(options.out), "--name", f"gpu-{name}"]
+        every.append(["benchmarks", name, *how.split(), "--data", data[STUDIES[name].data], *where])
+    return every
 
 
 def run(options: GpuOptions) -> int:

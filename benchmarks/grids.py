@@ -38,7 +38,7 @@ ALL_HAVE = ("sgd", "momentum", "adam", "muon")
 class GridOptions(Training):
     """Options in place of a grid's own settings, which its study has by default."""
 
-    data: str | None = None  # digits, cifar10, fake or imagefolder:PATH
+    data: str | None = None  # digits, cifar10 or imagefolder:PATH
     methods: tuple[str, ...] | None = None  # any of benchmarks/methods.py for images
     activations: tuple[str, ...] | None = None  # tanh, leaky-relu, identity
     optimizers: tuple[str, ...] | None = None  # adam, sgd, momentum, muon, soap

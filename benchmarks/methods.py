@@ -78,16 +78,13 @@ def _average(means: dict[Any, Tensor], module: Any, inputs: Iterable[Tensor]) ->
     means[module] = means[module].lerp(mean, 1 - DECAY) if module in means else mean
 
 
-def k_fac(optimizer: Optimizer, model: nn.Module, inputs: str = "dense") -> Any:
-    """K-FAC of the package singd in place of SGD, at its rate and momentum.
-
-    Everything but the structure of the input factor is as the package has it.
-    """
+def k_fac(optimizer: Optimizer, model: nn.Module) -> Any:
+    """K-FAC of the package singd in place of SGD, at its rate and momentum, with factors of blocks of 30 inputs."""
     options = optimizer.defaults
-    types = {} if inputs == "dense" else {"preconditioner_dtype": (torch.float32,) * 2}  # its blocks know no float64
     return peer("SINGD", "singd", "singd.optim.optimizer")(
         model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
-        kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=(inputs, "dense"), **types,
+        kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=("block30diagonal", "dense"),
+        preconditioner_dtype=(torch.float32,) * 2,  # its blocks know no float64
     )  # fmt: skip
 
 
@@ -162,7 +159,8 @@ _LAYER_NORM, _RMS_NORM = (partial(norm, elementwise_affine=False) for norm in (n
 # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
 BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 WHITE, WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
-SCALED, HELD = partial(InputScaled), partial(InputScaled, hold=True)
+ROWS_64, ROWS_256 = partial(WHITE, max_rows=64), partial(WHITE, max_rows=256)
+SCALED, HELD = InputScaled, partial(InputScaled, hold=True)
 SOLVED = partial(Preconditioned, damping=1.0)
 BY_MEAN = partial(MAC, damping=1.0)
 
@@ -188,24 +186,18 @@ _IMAGES: dict[str, Method] = {
     "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=SCALED),
     "preconditioned": Method("preconditioned", "#9edae5", by_inputs=SOLVED),
     "mac": Method("MAC", "#8c564b", by_inputs=BY_MEAN),
-    "singd": Method("K-FAC (singd)", "goldenrod", by_inputs=partial(k_fac)),
-    "singd-30": Method(
-        "K-FAC (singd), blocks of 30 inputs", "darkgoldenrod", by_inputs=partial(k_fac, inputs="block30diagonal")
-    ),
+    "singd-30": Method("K-FAC (singd), blocks of 30 inputs", "darkgoldenrod", by_inputs=k_fac),
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape)),
     "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True)),
     "dyisru": Method("DyISRU", "#17becf", normalizer=lambda shape: DyISRU(shape)),
     # Shares of weights and bias in the general forms, Eqs. 35 and 37: only β/α of the one and β of the other matter.
-    **{
-        f"affine-like-{beta:g}": Method(
-            f"affine-like, β = {beta:g}", color, linear=partial(AffineLikeLinear, beta=beta)
-        )
-        for beta, color in {0.25: "#bdc9e1", 0.5: "#74a9cf", 2.0: "#2b8cbe", 4.0: "#045a8d"}.items()
-    },
-    **{
-        f"norm-like-{beta:g}": Method(f"norm-like, β = {beta:g}", color, linear=partial(NormLikeLinear, beta=beta))
-        for beta, color in {0.1: "#fdbe85", 0.5: "#fd8d3c", 0.9: "#d94701"}.items()
-    },
+    "affine-like-0.25": Method("affine-like, β = 0.25", "#bdc9e1", linear=partial(AffineLikeLinear, beta=0.25)),
+    "affine-like-0.5": Method("affine-like, β = 0.5", "#74a9cf", linear=partial(AffineLikeLinear, beta=0.5)),
+    "affine-like-2": Method("affine-like, β = 2", "#2b8cbe", linear=partial(AffineLikeLinear, beta=2.0)),
+    "affine-like-4": Method("affine-like, β = 4", "#045a8d", linear=partial(AffineLikeLinear, beta=4.0)),
+    "norm-like-0.1": Method("norm-like, β = 0.1", "#fdbe85", linear=partial(NormLikeLinear, beta=0.1)),
+    "norm-like-0.5": Method("norm-like, β = 0.5", "#fd8d3c", linear=partial(NormLikeLinear, beta=0.5)),
+    "norm-like-0.9": Method("norm-like, β = 0.9", "#d94701", linear=partial(NormLikeLinear, beta=0.9)),
 }
 
 _LANGUAGE: dict[str, Method] = {
@@ -216,17 +208,10 @@ _LANGUAGE: dict[str, Method] = {
     "whitened-muon": Method("whitened Muon", "tab:purple", by_inputs=WHITE, optimizer="muon"),
     "whitened-adamw-16": Method("whitened AdamW, rank 16", "magenta", by_inputs=WHITE_16, optimizer="adamw"),
     "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", by_inputs=WHITE_16, optimizer="muon"),
-    **{
-        f"whitened-{name.lower()}-{rows}-rows": Method(
-            f"whitened {name}, {rows} rows", color, by_inputs=partial(WHITE, max_rows=rows), optimizer=name.lower()
-        )
-        for name, rows, color in (
-            ("AdamW", 64, "slateblue"),
-            ("AdamW", 256, "navy"),
-            ("Muon", 64, "plum"),
-            ("Muon", 256, "orchid"),
-        )
-    },
+    "whitened-adamw-64-rows": Method("whitened AdamW, 64 rows", "slateblue", by_inputs=ROWS_64, optimizer="adamw"),
+    "whitened-adamw-256-rows": Method("whitened AdamW, 256 rows", "navy", by_inputs=ROWS_256, optimizer="adamw"),
+    "whitened-muon-64-rows": Method("whitened Muon, 64 rows", "plum", by_inputs=ROWS_64, optimizer="muon"),
+    "whitened-muon-256-rows": Method("whitened Muon, 256 rows", "orchid", by_inputs=ROWS_256, optimizer="muon"),
     "mac-adamw": Method("MAC, AdamW", "peru", by_inputs=BY_MEAN, optimizer="adamw"),
     "mac-muon": Method("MAC, Muon", "sienna", by_inputs=BY_MEAN, optimizer="muon"),
     "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd"),
@@ -267,10 +252,7 @@ def optimizer_name(settings: Mapping[str, Any]) -> str:
 @contextmanager
 def added(path: Path | None) -> Iterator[None]:
     """Let `METHODS` hold what a Python file's own METHODS does, if one is given; one without is a ValueError."""
-    try:
-        found = {} if path is None else runpy.run_path(str(path)).get("METHODS")
-    except Exception as error:  # whatever a file of a user's own may raise
-        raise ValueError(f"--method-file {path}: {error!r}; it must run as a Python file.") from error
+    found = {} if path is None else runpy.run_path(str(path)).get("METHODS")
     if not isinstance(found, dict) or not all(isinstance(method, Method) for method in found.values()):
         example = 'METHODS = {"mine": Method("my method", "crimson", correction=Mine())}'
         raise ValueError(f"{path} holds no METHODS; write `from benchmarks.methods import Method`, then `{example}`.")

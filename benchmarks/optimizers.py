@@ -27,10 +27,10 @@ from examples.gpt import GPT, warm_up_steps
 from .core.tables import grouped
 
 
-def peer(name: str, package: str = "pytorch_optimizer", module: str = "") -> Callable[..., Optimizer]:
-    """An optimizer of another package; a ValueError says how to install it where it is missing."""
+def peer(name: str, package: str = "pytorch_optimizer", module: str = "") -> Callable[..., Any]:
+    """What another package has; a ValueError says how to install it where it is missing."""
     if find_spec(package) is None:
-        raise ValueError(f"optimizer {name!r} needs the package {package}; pip install '.[peers]' brings it.")
+        raise ValueError(f"{name!r} needs the package {package}; pip install '.[peers]' brings it.")
     return getattr(import_module(module or package), name)
 
 
@@ -51,8 +51,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             for same in grouped(weights, lambda p: p.shape).values():
@@ -82,12 +81,12 @@ class SelfScaledBFGS(Optimizer):
     H ← (I − ρsyᵀ) H (I − ρysᵀ) / τ + ρssᵀ with ρ = 1/yᵀs and τ = min(1, yᵀs / sᵀH⁻¹s), by scipy's strong Wolfe search.
 
     Args:
-        params: all that the loss depends on; float64.
+        model: whose parameters are in float64.
     """
 
-    def __init__(self, params: Iterable[Tensor]) -> None:
-        super().__init__(params, {})
-        self.parameters = self.param_groups[0]["params"]
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = list(model.parameters())
+        super().__init__(self.parameters, {})
         self.inverse = np.eye(sum(p.numel() for p in self.parameters))
         self.is_first, self.converged, self.known = True, False, dict[bytes, tuple[float, Any]]()
 
@@ -98,7 +97,7 @@ class SelfScaledBFGS(Optimizer):
             if (key := at.tobytes()) not in self.known:
                 vector_to_parameters(torch.from_numpy(at), self.parameters)
                 loss = closure()
-                gradients = [p.grad for p in self.parameters]
+                gradients: list[Any] = [p.grad for p in self.parameters]
                 self.known = {key: (loss.item(), parameters_to_vector(gradients).numpy())}
             return self.known[key]
 
@@ -138,11 +137,9 @@ lbfgs = partial(LBFGS, history_size=50, line_search_fn="strong_wolfe", tolerance
 class AdamThenLBFGS(Optimizer):
     """A thousand steps of Adam, then LBFGS (history 50, strong Wolfe): what is commonly done for equations."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, adam_steps: int = 1000) -> None:
-        parameters = list(params)
-        super().__init__(parameters, {"lr": lr})
-        self.left, self.adam = adam_steps, Adam(parameters, lr=lr)
-        self.lbfgs = lbfgs(parameters)
+    def __init__(self, model: nn.Module, lr: float, adam_steps: int = 1000) -> None:
+        super().__init__(model.parameters(), {"lr": lr})
+        self.left, self.adam, self.lbfgs = adam_steps, Adam(model.parameters(), lr=lr), lbfgs(model.parameters())
 
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         self.left -= 1
@@ -184,12 +181,9 @@ class SPRING(Optimizer):
 class NielsensDamping(Optimizer):
     """Levenberg–Marquardt as textbooks have it (Madsen, Nielsen & Tingleff 2004): GaussNewton's step by another rule.
 
-    θ ← θ − δ with (JᵀJ + μI) δ = Jᵀr where that lowers |r|². With ρ the fall over δᵀ(μδ + Jᵀr), the predicted one, then
-    μ ← μ max(⅓, 1 − (2ρ − 1)³); where nothing falls μ ← μν, ν ← 2ν, and again. μ begins at a thousandth of the largest
-    diagonal entry of JᵀJ, ν at 2.
-
-    Args:
-        model: all of whose parameters are θ.
+    θ ← θ − δ with (JᵀJ + μI) δ = Jᵀr where that lowers |r|²; θ is all parameters. With ρ the fall over δᵀ(μδ + Jᵀr),
+    the predicted one, then μ ← μ max(⅓, 1 − (2ρ − 1)³); where nothing falls μ ← μν, ν ← 2ν, and again. μ begins at a
+    thousandth of the largest diagonal entry of JᵀJ, ν at 2.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -223,11 +217,8 @@ class NielsensDamping(Optimizer):
 class LeastSquares(Optimizer):
     """Newton's whole step by a factorization of J where it halves the residual, else GaussNewton's step.
 
-    One step solves a linear equation. For random features this is what Dong and Li (2021, 2012.02895) do; their Newton
-    steps alone do not leave the start of some nonlinear equations.
-
-    Args:
-        model: whose trainable parameters are few: of random features the last layer's.
+    One step solves a linear equation. For random features, of which the last layer trains, this is what Dong and Li
+    (2021, 2012.02895) do; their Newton steps alone do not leave the start of some nonlinear equations.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -271,11 +262,7 @@ def _muon_of_model(model: nn.Module, lr: float) -> Optimizer:
 
 
 class LevenbergMarquardt(Optimizer):
-    """The trainer of the package torch-levenberg-marquardt, by Cholesky factors, the fastest of its ways to solve.
-
-    Args:
-        model: whose outputs are learned.
-    """
+    """The trainer of the package torch-levenberg-marquardt, by Cholesky factors, the fastest of its ways to solve."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model.parameters(), {})
@@ -299,29 +286,25 @@ class OfModel(NamedTuple):
     damped: bool = False  # it has a damping of its own
 
 
-_SEARCHES, _BY_TERMS = {"searches": True}, {"searches": True, "takes_terms": True}
+def _by_itself(label: str, color: str, kind: Callable[..., Optimizer], takes_terms: bool = True) -> OfModel:
+    """An optimizer that has no learning rate."""
+    return OfModel(label, color, lambda model, lr: kind(model), searches=True, takes_terms=takes_terms)
+
+
 OF_MODELS = {
     "adam": OfModel("Adam", "tab:blue", lambda model, lr: Adam(model.parameters(), lr=lr)),
     "muon": OfModel("Muon", "tab:orange", _muon_of_model),
     "soap": OfModel("SOAP", "tab:green", lambda model, lr: peer("SOAP")(model.parameters(), lr=lr, weight_decay=0.0)),
     "sgd": OfModel("SGD", "tab:red", lambda model, lr: SGD(model.parameters(), lr=lr)),
     "momentum": OfModel("SGD with momentum", "black", lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9)),
-    "lbfgs": OfModel("LBFGS", "tab:purple", lambda model, lr: lbfgs(model.parameters(), lr=lr), **_SEARCHES),
-    "adam-lbfgs": OfModel(
-        "Adam, then LBFGS", "tab:cyan", lambda model, lr: AdamThenLBFGS(model.parameters(), lr), **_SEARCHES
-    ),
-    "self-scaled-bfgs": OfModel(
-        "self-scaled BFGS", "tab:purple", lambda model, lr: SelfScaledBFGS(model.parameters()), **_SEARCHES
-    ),
-    "gauss-newton": OfModel("GaussNewton", "black", lambda model, lr: GaussNewton(model), **_BY_TERMS),
-    "nielsen": OfModel("Levenberg–Marquardt", "tab:pink", lambda model, lr: NielsensDamping(model), **_BY_TERMS),
+    "lbfgs": OfModel("LBFGS", "tab:purple", lambda model, lr: lbfgs(model.parameters(), lr=lr), searches=True),
+    "adam-lbfgs": OfModel("Adam, then LBFGS", "tab:cyan", AdamThenLBFGS, searches=True),
+    "self-scaled-bfgs": _by_itself("self-scaled BFGS", "tab:purple", SelfScaledBFGS, takes_terms=False),
+    "gauss-newton": _by_itself("GaussNewton", "black", GaussNewton),
+    "nielsen": _by_itself("Levenberg–Marquardt", "tab:pink", NielsensDamping),
     "spring": OfModel("SPRING", "tab:red", SPRING, takes_terms=True, damped=True),
-    "levenberg-marquardt": OfModel(
-        "torch-levenberg-marquardt", "black", lambda model, lr: LevenbergMarquardt(model), **_BY_TERMS
-    ),
-    "random-features": OfModel(
-        "random features, least squares", "tab:olive", lambda model, lr: LeastSquares(model), **_BY_TERMS
-    ),
+    "levenberg-marquardt": _by_itself("torch-levenberg-marquardt", "black", LevenbergMarquardt),
+    "random-features": _by_itself("random features, least squares", "tab:olive", LeastSquares),
 }
 
 
@@ -338,18 +321,16 @@ def _muon_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0
     return peer("Muon")([group for group in groups if group["params"]])
 
 
-def _soap_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, **options: Any) -> Any:
-    # Of 3,072 inputs a step would take a quarter of a second: so long a side of a weight is left as it is.
-    return peer("SOAP")(list(parameters), weight_decay=weight_decay, max_precondition_dim=1024, **options)
-
-
 #: Of networks for images: (parameters, lr, weight_decay) → optimizer; AdamW without decay is Adam.
 OF_PARAMETERS: dict[str, Callable[..., Optimizer]] = {
     "adam": partial(AdamW, weight_decay=0.0, fused=True),
     "sgd": partial(SGD, fused=True),
     "momentum": partial(SGD, momentum=0.9, fused=True),
     "muon": _muon_of_parameters,
-    "soap": _soap_of_parameters,
+    # Of 3,072 inputs a step would take a quarter of a second: so long a side of a weight is left as it is.
+    "soap": lambda parameters, **given: peer("SOAP")(
+        list(parameters), **{"weight_decay": 0.0, "max_precondition_dim": 1024, **given}
+    ),
 }
 #: Those that step every number by itself, so that tensors of several models may be stacked.
 ELEMENTWISE = ("adam", "sgd", "momentum")
@@ -359,14 +340,9 @@ ELEMENTWISE = ("adam", "sgd", "momentum")
 REST_LR = 3e-3
 
 
-def _layers(model: GPT) -> list[nn.Linear]:
-    """The linear layers inside the blocks."""
-    return [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
-
-
 def matrices(model: GPT) -> list[Tensor]:
-    """Their weights: what Muon is for."""
-    return [layer.weight for layer in _layers(model)]
+    """The weights of the linear layers inside the blocks: what Muon is for."""
+    return [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]
 
 
 def _for_matrices(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
@@ -391,13 +367,12 @@ def _normuon(parameters: list[Tensor], **options: Any) -> Optimizer:
 
 def _kfac(model: GPT, run: Any) -> list[Optimizer]:
     """K-FAC of the linear layers inside the blocks, of tokens that the loss is a mean over, and AdamW for the rest."""
-    inside = [parameter for layer in _layers(model) for parameter in layer.parameters()]
+    layers = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+    inside = [parameter for layer in layers for parameter in layer.parameters()]
     options = {"kfac_like": True, "alpha1": 0.0, "loss_average": "batch+sequence", "normalize_lr_cov": True}
     kind = peer("SINGD", "singd", "singd.optim.optimizer")
-    return [
-        kind(model, inside, lr=run.lr, weight_decay=run.weight_decay, **options),
-        _adamw(model, run, REST_LR, inside),
-    ]
+    first = kind(model, inside, lr=run.lr, weight_decay=run.weight_decay, **options)
+    return [first, _adamw(model, run, REST_LR, inside)]
 
 
 def _of_all(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:

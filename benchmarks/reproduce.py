@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from .catalogue import RECIPES, STUDIES
+from .core.runs import check_known
 from .core.store import Store
 from .core.study import Absent, Options
 from .core.tables import markdown
@@ -25,21 +26,18 @@ class ReproduceOptions(Options):
 
 def run(options: ReproduceOptions, main: Callable[[list[str]], int], committed: Path) -> int:
     """Make the files that are named, or list all of them; `main` is the command line itself."""
-    there = {path.stem for path in committed.glob("*.jsonl")}
+    stores = {name: Store(committed / f"{name}.jsonl") for name in RECIPES}
     if options.list or not options.names:
-        rows = []
-        for name, (study, recipe) in RECIPES.items():
-            count = str(len(Store(committed / f"{name}.jsonl").read())) if name in there else ""
-            rows.append([name, "; ".join(recipe.commands(study)), needs(name) or "none", f"{recipe.hours:g}", count])
+        rows = [
+            [name, "; ".join(recipe.commands(study)), needs(name), f"{recipe.hours:g}", str(len(stores[name].read()))]
+            for name, (study, recipe) in RECIPES.items()
+        ]
         print(markdown(["name", "python -m benchmarks …", "data", "hours of one core", "runs committed"], rows))
         print("\ntorchrun --nproc-per-node N -m benchmarks reproduce NAME divides the hours by about N cores.")
         return 0
-    known = [name for name in RECIPES if name in there]  # in this order: some read what others have made
+    known = [name for name, store in stores.items() if store.read()]  # in this order: some read what others have made
     names = [name for given in options.names for name in (known if given == "committed" else [given])]
-    if unknown := [name for name in names if name not in RECIPES]:
-        raise ValueError(f"no results are called {unknown[0]!r}; `reproduce --list` has all names.")
-    for name in names:
-        Store(options.out / f"{name}.jsonl", RECIPES[name][0]).check()
+    check_known("results", names, RECIPES)
     return max(main(command) for name in names for command in commands(name, options))
 
 

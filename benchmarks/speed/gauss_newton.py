@@ -64,16 +64,16 @@ def jobs(rows: int, width: int) -> dict[str, Callable[[], Any]]:
     }
 
 
+def size(width: int) -> int:
+    """The parameters of a network."""
+    return sum(parameter.numel() for parameter in network(width).parameters())
+
+
 def row(rows: int, width: int, rounds: int) -> Result:
     """The times of one size, in turn."""
     ratios, milliseconds = in_turn(jobs(rows, width), rounds)
-    count = sum(parameter.numel() for parameter in network(width).parameters())
-    return {
-        "rows": rows,
-        "parameters": count,
-        "plain_ms": milliseconds,
-        "ratios": {part: ratios[part] for part in PARTS},
-    }
+    del ratios["plain"]
+    return {"rows": rows, "parameters": size(width), "plain_ms": milliseconds, "ratios": ratios}
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
@@ -109,9 +109,8 @@ class CostOptions(Options):
 def _run(options: CostOptions, store: Store) -> None:
     wanted = dict[str, Callable[[], Result]]()
     for width, rows in product(options.widths, options.rows):
-        size = rows * sum(parameter.numel() for parameter in network(width).parameters())
-        if size <= LARGEST:
-            rounds = options.rounds if size < LARGEST / 10 else -(-options.rounds // 3)
+        if (numbers := rows * size(width)) <= LARGEST:
+            rounds = options.rounds if numbers < LARGEST / 10 else math.ceil(options.rounds / 3)
             wanted[f"{rows} residuals, width {width}"] = partial(row, rows, width, rounds)
     measure(store, wanted)
 

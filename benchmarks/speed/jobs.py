@@ -4,7 +4,6 @@ Each function creates the tensors of one job and returns what runs it once; a la
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,55 +20,33 @@ from ..core.runs import ten_times
 from ..methods import METHODS
 from ..optimizers import matrices
 from ..problems.images import mlp
-from .timing import ASKED, autocast, compiled, device
+from .timing import ASKED, autocast, device
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
 
 
 def layer(
-    kind: Callable[..., Any], shape: tuple[int, ...], *sizes: int, first: bool = False, **options: int
-) -> RunLayer:
-    """Forward and backward of a layer; one that is first has an input that needs no gradient."""
-    layer, x = kind(*sizes, **options).to(device()), torch.randn(shape, device=device(), requires_grad=not first)
+    shape: tuple[int, ...], outputs: int, kernel: int | None = None, first: bool = False,
+    linear: Callable[[int, int], Any] = nn.Linear,
+) -> RunLayer:  # fmt: skip
+    """Forward and backward of a linear layer or a convolution; one that is first needs no gradient of its input."""
+    plain: Any = linear(shape[1], outputs) if not kernel else nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2)
+    layer, x = plain.to(device()), torch.randn(shape, device=device(), requires_grad=not first)
     g, weight, bias = torch.randn_like(layer(x)), layer.weight, layer.bias
-
-    def output(rule: Correction | None) -> Tensor:
-        if rule is None:
-            return layer(x)
-        if isinstance(layer, nn.Conv2d):
-            return functional.conv2d(x, weight, bias, padding=layer.padding, correction=rule)
-        return functional.linear(x, weight, bias, rule)
-
-    forward = compiled(output)
 
     def run(correction: Correction | None) -> None:
         x.grad = weight.grad = bias.grad = None
         with autocast():
-            z = forward(correction)
+            if correction is None:
+                z = layer(x)
+            elif kernel:
+                z = functional.conv2d(x, weight, bias, padding=layer.padding, correction=correction)
+            else:
+                z = functional.linear(x, weight, bias, correction)
         z.backward(g.to(z.dtype))
 
     return run
-
-
-def linear_layer(rows: int, inputs: int, outputs: int, first: bool = False) -> RunLayer:
-    """A linear layer."""
-    return layer(nn.Linear, (rows, inputs), inputs, outputs, first=first)
-
-
-def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, first: bool = False) -> RunLayer:
-    """A convolution."""
-    return layer(nn.Conv2d, shape, shape[1], outputs, kernel, padding=kernel // 2, first=first)
-
-
-def isaac_layer(rows: int, inputs: int, outputs: int) -> RunLayer:
-    """The linear layer of the package isaac; with a correction, ours on the same tensors.
-
-    Its operator is the batch-ideal one of the weight alone, times λ; its bias keeps the plain gradient.
-    """
-    from isaac import Linear  # an optional extra
-
-    return layer(partial(Linear, la=1.0), (rows, inputs), inputs, outputs)
 
 
 def per_sample(rows: int, inputs: int, outputs: int) -> Run:
@@ -161,12 +138,11 @@ def language_model(
     if wrap is not None:
         optimizer = wrap(optimizer, model)
     windows = torch.randint(65, (batch_size, size.context + 1), device=device())
-    forward = compiled(model)
 
     def step() -> None:
         model.zero_grad()
         with autocast():
-            loss = next_character_loss(forward, windows)
+            loss = next_character_loss(model, windows)
         loss.backward()
         optimizer.step()
 

@@ -14,7 +14,7 @@ from .suites import SUITES
 from .timing import ASKED, SpeedOptions
 
 #: What the name of a measurement need not say.
-_USUAL = {"device": "cpu", "dtype": "float32", "mode": "eager", "preset": "small"}
+_USUAL = {"device": "cpu", "dtype": "float32", "preset": "small"}
 
 
 def _run(options: SpeedOptions, store: Store) -> None:
@@ -23,7 +23,7 @@ def _run(options: SpeedOptions, store: Store) -> None:
     other = [value for name, value in how.items() if value != _USUAL[name]]
 
     def measured(name: str) -> Result:
-        return {**SUITES[name](options.data), "how": how}
+        return {**SUITES[name](), "how": how}
 
     ASKED.set(options)
     measure(store, {"-".join([name, *other]): partial(measured, name) for name in options.only or SUITES})
@@ -40,23 +40,21 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite."""
     sections = Sections()
     for result in store.read():
-        how, asked = result.get("how", {"device": "cpu", "mode": "eager"}), ""
+        how, asked = result.get("how", _USUAL), ""
         if "how" in result:
-            asked = f"Here on {how['device']}, {how['dtype']}, {how['mode']}, of the preset {how['preset']}. "
-        # While something is compiled, memory is that of the compiler's trials.
-        cells = [_cells(row, has_memory=how["mode"] == "eager") for row in result["rows"]]
+            asked = f"Here on {how['device']}, {how['dtype']}, eager, of the preset {how['preset']}. "
         worth = [re.search(WORTH.get(result["key"], ""), row["what"]) is not None for row in result["rows"]]
         caption = f"{result['note']} {asked}{machine(result['environment'], how['device'])}"
-        table = Table([result["of"], "time", "quartiles", "peak memory"], cells, worth)
+        table = Table([result["of"], "time", "quartiles", "peak memory"], [*map(_cells, result["rows"])], worth)
         sections[f"{name}-{result['key']}"] = Section([table, caption])
     return sections
 
 
-def _cells(row: Mapping[str, Any], has_memory: bool) -> Row:
+def _cells(row: Mapping[str, Any]) -> Row:
     (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
     time = Cell(f"{middle:.3f}", {"": middle, "n": row["time_ratio"]["rounds"]})
     quartiles = Cell(f"{low:.3f} to {high:.3f}", {"low": low, "high": high})
-    return [row["what"], time, quartiles, exact(row["memory_ratio"] if has_memory else None, ".3f")]
+    return [row["what"], time, quartiles, exact(row["memory_ratio"], ".3f")]
 
 
 STUDIES = {
@@ -66,6 +64,6 @@ STUDIES = {
             Recipe(0.7),
             Recipe(0.1, "gpu-speed", ("--preset gpu --dtype bfloat16 --device cuda --only layers whitened",)),
         ],
-        data="images", page="docs/results/costs.md",
+        data="images", smoke="--preset tiny --rounds 1 --only input-scaled --device cpu", page="docs/results/costs.md",
     )
 }  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,10 +20,10 @@ from examples.gpt import PRESETS
 
 from .. import data as datasets
 from ..core.arms import label
-from ..core.runs import ratio
-from ..ensemble import build_optimizer, train
-from ..methods import METHODS
-from ..problems.images import ImageRun, build_model
+from ..core.runs import ratio, step
+from ..ensemble import Loops, train
+from ..optimizers import peer
+from ..problems.images import ImageRun
 from ..problems.pictures import CoordinateRun, Fit
 from ..studies.coordinates import ALL
 from ..train import ten_steps
@@ -42,26 +41,24 @@ def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, r
     return row(what, job, plain, rounds, (partial(run, rule), partial(run, None)))
 
 
-def layers(data: str) -> dict[str, Any]:
+def layers() -> dict[str, Any]:
     """Corrected layers, and what else computes the same, against plain torch."""
     rows, rule, rules = [], BatchIdeal(per_sample=False), (Proportional(), Disproportional())
     large = ((8192, 4096, 4096),) * (device() == "cuda")
     shapes = ((512, 1024, 1024), (128, 512, 512), (32, 3072, 32), *large)
     for shape, first, each in product(shapes, (False, True), rules):
         what = f"Linear {shape}{' first' * first}, {type(each).__name__}"
-        rows.append(layer_row(what, partial(jobs.linear_layer, *shape, first), each))
+        rows.append(layer_row(what, partial(jobs.layer, shape[:2], shape[2], first=first), each))
     for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512), *large):
-        rows.append(layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
+        rows.append(layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.layer, shape[:2], shape[2]), rule))
     images = (((32, 64, 16, 16), 3, False), ((32, 256, 8, 8), 1, False), ((32, 3, 32, 32), 3, True))
     for (image, kernel, first), correction in product(images, (Proportional(), rule)):
         what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(correction).__name__}"
-        rows.append(layer_row(what, partial(jobs.conv_layer, image, 64, kernel, first), correction))
-    shape = (512, 1024, 1024)
+        rows.append(layer_row(what, partial(jobs.layer, image, 64, kernel, first), correction))
     peers = {"torch.func per-sample gradients": jobs.per_sample, "Opacus per-sample hooks": jobs.opacus}
-    for name, peer in peers.items():
-        if peer is not jobs.opacus or find_spec("opacus"):  # an extra
-            job, plain = partial(peer, *shape), lambda: partial(jobs.linear_layer(*shape), None)
-            rows.append(row(f"Linear {shape}, {name}", job, plain, rounds=10))
+    for name in list(peers)[: 2 if find_spec("opacus") else 1]:  # an extra
+        job, plain = partial(peers[name], 512, 1024, 1024), lambda: partial(jobs.layer((512, 1024), 1024), None)
+        rows.append(row(f"Linear (512, 1024, 1024), {name}", job, plain, rounds=10))
     # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: their price shows on whole training steps.
     for sizes in ((64, 32, 32, 10), (3072, 32, 32, 10)):
         for by_jacobians, name, rounds in ((False, "GradientOnly", 200), (True, "jacobian.backward", 20)):
@@ -79,7 +76,7 @@ def layers(data: str) -> dict[str, Any]:
     }
 
 
-def structural(data: str) -> dict[str, Any]:
+def structural() -> dict[str, Any]:
     """Structural layers against RMSNorm → Linear and Conv2d → BatchNorm2d, compiled and eager."""
     rows: list[dict[str, Any]] = []
     # A token model's layer, and the pixels of a ResNet's second stage.
@@ -109,9 +106,9 @@ def structural(data: str) -> dict[str, Any]:
 def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Tensor) -> list[dict[str, Any]]:
     layer, plain, input = layer.to(device()), plain.to(device()), input.to(device())
     torch.compiler.reset()  # torch compiles one forward eight times and no more
-    pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
+    compiled: Any = [torch.compile(module, fullgraph=True) for module in (layer, plain)]
     rows = []
-    for how, pair in {**pairs, "eager": (layer, plain)}.items():
+    for how, pair in (("compiled", compiled), ("eager", (layer, plain))):
         run, plain_run = (jobs.module(module, input) for module in pair)
         run(), plain_run()  # to compile both
         job, plain_job = (partial(jobs.module, module, input.clone()) for module in pair)
@@ -119,21 +116,21 @@ def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Te
     return rows
 
 
-def batch_ideal(data: str) -> dict[str, Any]:
+def batch_ideal() -> dict[str, Any]:
     """BatchIdeal against the package isaac, on what that package supports: a linear layer on two-dimensional input."""
-    if not find_spec("isaac"):
-        raise ValueError("the package isaac is not installed; pip install adiv_optim[peers], or leave it out.")
+    # Its operator is the batch-ideal one of the weight alone, times λ; its bias keeps the plain gradient.
+    rule, theirs = BatchIdeal(per_sample=False), partial(peer("Linear", "isaac"), la=1.0)
     shapes = ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (60, 784, 1600), (2048, 512, 512))
-    rule = BatchIdeal(per_sample=False)
+    layers = {shape: partial(jobs.layer, shape[:2], shape[2], linear=theirs) for shape in shapes}
     return {
         "of": "forward and backward of BatchIdeal; ratio to isaac.Linear",
         "note": "Linear is (rows, in, out), float32, on the same tensors; (60, 784, 1600) is that package's own MNIST "
         f"example. Ratios {IN_TURN}; below 1, BatchIdeal is faster. isaac {version('isaac')}.",
-        "rows": [layer_row(f"Linear {shape}", partial(jobs.isaac_layer, *shape), rule, 60) for shape in shapes],
+        "rows": [layer_row(f"Linear {shape}", layer, rule, 60) for shape, layer in layers.items()],
     }
 
 
-def unit_consistent(data: str) -> dict[str, Any]:
+def unit_consistent() -> dict[str, Any]:
     """Steps of UnitConsistent(AdamW) against foreach AdamW's own."""
     rows = []
     for width, keeps in ((1600, False), (1600, True), (256, True)):
@@ -171,7 +168,7 @@ def _language(
     }
 
 
-def whitened(data: str) -> dict[str, Any]:
+def whitened() -> dict[str, Any]:
     """Training steps of the language model with Whitened optimizers against the same ones plainly."""
     variants = {
         ", every 10": Whitened,
@@ -183,34 +180,37 @@ def whitened(data: str) -> dict[str, Any]:
     return _language("", variants, {16: (15, 6), 128: (5, 3)})
 
 
-def input_scaled(data: str) -> dict[str, Any]:
+def input_scaled() -> dict[str, Any]:
     """Training steps of the language model without normalisers with InputScaled against the bare optimizers."""
     network = " without normalisers, whose embeddings are drawn with a deviation of 1,"
     variants = {"": InputScaled, ", held": partial(InputScaled, hold=True)}
     return _language(network, variants, {16: (60, 2), 128: (7, 2)}, "none", 1.0)
 
 
-def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
+#: Of the ensemble that DataLoader loops are timed against.
+SEEDS = 5
+
+
+def trainer() -> dict[str, Any]:
     """One epoch of the ensemble trainer against as many runs of a DataLoader loop as it has seeds."""
+    data = ASKED.get().data
     tensors = datasets.load(data).to(device(), torch.float32)
-    loaders = {"tensors in memory": DataLoader(TensorDataset(tensors[0], tensors[1]), batch_size=32, shuffle=True)}
-    kind, _, folder = data.partition(":")
-    if kind == "imagefolder":
+    sources: dict[str, Any] = {"tensors in memory": TensorDataset(tensors[0], tensors[1])}
+    if data.startswith("imagefolder:"):
         from torchvision.datasets import ImageFolder
         from torchvision.transforms import ToTensor
 
-        files = ImageFolder(str(Path(folder) / "train"), ToTensor())
-        loaders["image files"] = DataLoader(files, batch_size=32, shuffle=True)
-    rows = []
-    for method in ("none", "proportional"):
-        run = ImageRun(data, method, "tanh", seeds=tuple(range(seeds)), epochs=1, device=device())
-        for source, loader in loaders.items():
-            pairs = [(_dataloader_epoch(run, loader, tensors, s), train(run, tensors).seconds[0]) for s in run.seeds]
-            ratios = [seeds * loop / ensemble for loop, ensemble in pairs]
-            what = f"{seeds} DataLoader runs ({source}), {method}"
-            rows.append({"what": what, "time_ratio": ratio(ratios, [1.0] * len(ratios)), "memory_ratio": None})
+        sources["image files"] = ImageFolder(str(Path(data.removeprefix("imagefolder:")) / "train"), ToTensor())
+    rows, seeds = [], range(SEEDS)
+    for method, source in product(("none", "proportional"), sources):
+        run = ImageRun(data, method, "tanh", seeds=tuple(seeds), epochs=1, device=device())
+        loader = DataLoader(sources[source], batch_size=32, shuffle=True)
+        pairs = [(_dataloader_epoch(run, loader, tensors, s), train(run, tensors).seconds[0]) for s in seeds]
+        loops, ensembles = map(list, zip(*pairs, strict=True))
+        what, times = f"{SEEDS} DataLoader runs ({source}), {method}", ratio([SEEDS * t for t in loops], ensembles)
+        rows.append({"what": what, "time_ratio": times, "memory_ratio": None})
     return {
-        "of": f"one epoch of {len(tensors.train_labels)} samples; ratio to the ensemble of {seeds} seeds",
+        "of": f"one epoch of {len(tensors.train_labels)} samples; ratio to the ensemble of {SEEDS} seeds",
         "note": f"[{tensors.features}, 32, 32, {tensors.classes}], tanh, batch 32, Adam; each DataLoader run is paired "
         "with an ensemble epoch; median and quartiles of the pairs.",
         "rows": rows,
@@ -219,19 +219,16 @@ def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
 
 def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset, seed: int) -> float:
     """The loop as a user would write it."""
-    model, method = build_model(run, data, seed), METHODS[run.method]
-    optimizer = method.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
+    own = Loops(replace(run, seeds=(seed,), backend="loop"), data)
+    (model,), (optimizer,) = own.models, own.optimizers
     start = time.perf_counter()
     for inputs, labels in loader:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs.to(run.device).flatten(1)), labels.to(run.device))
-        loss.backward()
-        optimizer.step()
+        loss = step(model, optimizer, inputs.to(run.device).flatten(1), labels.to(run.device))
     loss.item()
     return time.perf_counter() - start
 
 
-def coordinates(data: str) -> dict[str, Any]:
+def coordinates() -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
     plain = CoordinateRun("china, flower", "none")
     runs = [replace(plain, norm=arm.norm, optimizer=arm.optimizer, method=arm.method) for arm in ALL[1:]]
@@ -246,5 +243,7 @@ def coordinates(data: str) -> dict[str, Any]:
     }
 
 
-SUITES = {suite.__name__.replace("_", "-"): suite for suite in (layers, structural, batch_ideal, unit_consistent)}
-SUITES |= {"whitened": whitened, "input-scaled": input_scaled, "coordinates": coordinates, "trainer": trainer}
+SUITES = {
+    suite.__name__.replace("_", "-"): suite
+    for suite in (layers, structural, batch_ideal, unit_consistent, whitened, input_scaled, coordinates, trainer)
+}

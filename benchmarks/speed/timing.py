@@ -3,9 +3,8 @@
 import ctypes
 import gc
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,19 +18,15 @@ Run = Callable[[], Any]
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Run]
 
-#: How forward passes are run → the mode of torch.compile; "reduce-overhead" is a CUDA graph.
-MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
-
 
 @dataclass
 class SpeedOptions(Options):
     """Options of this study, and how jobs are created and run."""
 
-    data: str = "fake"  # data set of the trainer comparison
+    data: str = "digits"  # data set of the trainer comparison
     only: tuple[str, ...] = ()  # these measurements; all by default
     device: str = DEVICE  # cpu or cuda
     dtype: Literal["float32", "bfloat16"] = "float32"  # of forward passes, by autocast
-    mode: Literal["eager", "compiled", "graphs"] = "eager"  # of forward passes of linear layers and language models
     preset: str = "small"  # size of the language models
     rounds: int | None = None  # of every timing at most, to see that it runs
 
@@ -51,24 +46,13 @@ def autocast() -> Any:
     return torch.autocast(device(), torch.bfloat16, enabled=ASKED.get().dtype == "bfloat16")
 
 
-def compiled(forward: Any) -> Any:
-    """A forward pass as it is to be run: itself, or compiled."""
-    mode = MODES[ASKED.get().mode]
-    if mode is None:
-        return forward
-    torch.compiler.reset()  # torch compiles one forward eight times and no more
-    return torch.compile(forward, mode=mode)
-
-
-@contextmanager
-def allocator(keeps: bool) -> Iterator[Executor]:
+def allocator(keeps: bool) -> Executor:
     """A process in which freed memory is kept, or that of tensors over 8 MiB given back to the system.
 
     glibc does either, after what ran before.
     """
     how = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, how, _set_up, (keeps, torch.get_num_threads(), ASKED.get())) as process:
-        yield process
+    return ProcessPoolExecutor(1, how, _set_up, (keeps, torch.get_num_threads(), ASKED.get()))
 
 
 def _set_up(keeps: bool, threads: int, asked: SpeedOptions) -> None:

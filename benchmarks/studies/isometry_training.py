@@ -139,7 +139,7 @@ def correlation(found: Seeds) -> Any:
 class WidthsOptions(Options):
     """Options of both studies."""
 
-    data: str = "cifar10"  # digits, cifar10, fake or imagefolder:PATH
+    data: str = "cifar10"  # digits, cifar10 or imagefolder:PATH
     download: bool = False  # let torchvision fetch CIFAR-10 into ./data
 
 

@@ -136,8 +136,8 @@ def system():
     ("make", "steps", "takes_terms", "precision"),
     [
         (LeastSquares, 1, True, 1e-10),
-        (lambda model: SelfScaledBFGS(model.parameters()), 60, False, 1e-6),
-        (lambda model: AdamThenLBFGS(model.parameters(), 0.1, 5), 40, False, 1e-5),
+        (SelfScaledBFGS, 60, False, 1e-6),
+        (lambda model: AdamThenLBFGS(model, 0.1, 5), 40, False, 1e-5),
         (lambda model: SPRING(model, 0.5, 1e-8), 60, True, 1e-6),
         (NielsensDamping, 20, True, 1e-6),
     ],
@@ -170,7 +170,7 @@ def test_random_features_take_the_step_of_gauss_newton_where_newtons_does_not_ha
 def test_self_scaled_bfgs_meets_the_secant_equation(system):
     matrix, wanted, _ = system
     model, _, closure = quadratic(matrix, wanted)
-    optimizer = SelfScaledBFGS(model.parameters())
+    optimizer = SelfScaledBFGS(model)
     for _ in range(4):
         before = closure(), model.weight.detach().clone(), model.weight.grad.clone()
         optimizer.step(closure)

@@ -74,8 +74,8 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys):
     assert "two.md wants results 'other'" in capsys.readouterr().err
     assert "42.00" not in pages[0].read_text()
     pages[1].write_text("<!-- results:mine -->\n<!-- end -->\n")
-    assert main([*command, "--figures", str(tmp_path / "figures"), "--tables", str(tmp_path / "tables")]) == 0
-    assert (tmp_path / "tables" / "mine.csv").read_text().count("\n") == 2
+    assert main([*command, "--figures", str(tmp_path / "figures")]) == 0
+    assert (tmp_path / "mine.csv").read_text().count("\n") == 2
     assert all("| none | 42.00 ± 2.00 | 2.00 |" in page.read_text() for page in pages)
     assert [path.name for path in tmp_path.glob("*/*.png")] == ["mine.png"]
 

@@ -57,7 +57,7 @@ def test_structural_layers_are_timed_in_training_with_all_their_gradients():
 
 
 def test_convolution_behind_batch_ideal_is_never_unfolded_whole():
-    layer = partial(jobs.conv_layer, (32, 64, 16, 16), 64, 3)
+    layer = partial(jobs.layer, (32, 64, 16, 16), 64, 3)
     corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (BatchIdeal(), None))
     assert corrected <= 1.5 * plain
 

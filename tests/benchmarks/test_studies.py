@@ -45,8 +45,8 @@ def test_the_study_of_the_page_for_contributors_is_one_file_and_one_line(tmp_pat
         assert main(["reproduce", "mine", "--out", str(out / "again")]) == 0
         assert Store(out / "again" / "mine.jsonl").read()[0]["value"] == 6
         page.write_text("<!-- results:mine --><!-- end -->")
-        assert main(["report", "--out", str(out), "--pages", str(page), "--tables", str(tmp_path / "tables")]) == 0
-        assert "| sum of 2 | 1 |\n\nA caption. All rows: [mine.csv](tables/mine.csv)." in page.read_text()
+        assert main(["report", "--out", str(out), "--pages", str(page)]) == 0
+        assert "| sum of 2 | 1 |\n\nA caption. All rows: [mine.csv](out/mine.csv)." in page.read_text()
 
 
 #: A problem: data, network, loss, error and settings of a run; and a study of it by two arms.
@@ -131,8 +131,8 @@ def test_a_problem_is_one_file_of_at_most_120_lines_and_one_line(tmp_path, monke
             (method, seed, [0, 1]) for method in ("none", "whitened") for seed in (1, 2)
         ]
         assert all(before != after for before, after in (run["error"] for run in runs))
-        assert main(["report", "--out", str(out), "--tables", str(tmp_path / "tables")]) == 0
-        assert "whitened Adam" in (tmp_path / "tables" / "sine-curve.csv").read_text()
+        assert main(["report", "--out", str(out)]) == 0
+        assert "whitened Adam" in (out / "sine-curve.csv").read_text()
         assert (out / "sine-curve.png").exists()
     assert main(["report", "--out", str(out)]) == 2
     assert "is of the study 'sine'" in capsys.readouterr().err
