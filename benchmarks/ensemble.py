@@ -3,6 +3,7 @@
 import math
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from .problems.images import ImageRun, build_models, depart, held_out, take
 
 #: Steps after which an ensemble is compiled: it takes as long as some thousand of them, and halves or thirds the rest.
 COMPILE_AFTER = 1000
-#: Without one of these nothing is compiled, and steps take two to three times as long.
+#: Any of these will do.
 COMPILERS = ("g++", "clang++", "cl")
 
 
@@ -82,7 +83,8 @@ class Trainer:
         """Return each seed's accuracy on the test set, in per cent."""
         accuracies = []
         for model in self.models:
-            predicted = model.eval()(self.data.test_inputs).argmax(-1)
+            model.eval()
+            predicted = torch.cat([model(part).argmax(-1) for part in self.data.test_inputs.split(1000)])
             model.train()
             accuracies.append(100 * (predicted == self.data.test_labels).double().mean().item())
         return accuracies
@@ -127,7 +129,7 @@ class Ensemble(Trainer):
         # Several runs share one batch: it is taken once.
         batch = take(self.data, index[0] if self._shares_batches else index)
         self._steps_taken += 1
-        if self._steps_taken == COMPILE_AFTER and any(map(shutil.which, COMPILERS)):
+        if self._steps_taken == COMPILE_AFTER:
             self._compile(*batch)
         gradients, losses = self._gradients(self.parameters, self.buffers, *batch)
         # Fused optimizers read a gradient as if it were laid out as its parameter is.
@@ -146,6 +148,10 @@ class Ensemble(Trainer):
 
     def _compile(self, *batch: Tensor) -> None:
         """Compile losses and gradients, for batches of this shape."""
+        if not any(map(shutil.which, COMPILERS)):
+            what = f"no C++ compiler is there ({', '.join(COMPILERS)}): steps take two to three times as long"
+            warnings.warn(what, stacklevel=2)
+            return
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # tracing runs a step
         # torch.compile over vmap does not see the backward of an autograd.Function; what make_fx has traced is plain.
         eager = self._gradients
