@@ -10,7 +10,7 @@ import torch
 
 from . import gpu, reproduce
 from .catalogue import STUDIES
-from .core.runs import check_device, summary_writer
+from .core.runs import check_device
 from .core.store import Store
 from .core.study import Absent, Options, insert, parsed, report, show, shown, write_tables
 from .digests import DIGESTS, values
@@ -73,10 +73,7 @@ def _run(command: str, options: Any) -> int:
     if command == "reproduce":
         return reproduce.run(options, main, Path(__file__).parent / "results")
     path = options.out / f"{options.name}.jsonl"
-    log = path.with_suffix(f".{options.log}") if getattr(options, "log", None) else None
-    if log:
-        summary_writer()  # or say what it lacks, before a long run
-    store = Store(path, command, log)
+    store = Store(path, command)
     store.check()
     STUDIES[command].run(options, store)
     if getattr(options, "estimate", False):
