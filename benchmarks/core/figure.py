@@ -1,7 +1,6 @@
 """What every figure of results is made of."""
 
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,20 +86,9 @@ def panels(
         fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False)
         # A long legend makes the figure higher, and not its panels lower.
         fig.set_figheight(fig.get_figheight() + 0.21 * max(0, len(handles) / ncols - 5))
-        fig.suptitle(wrapped(title, 101), fontsize=11)
-
-
-def wrapped(title: str, width: int) -> str:
-    r"""A title in lines of at most `width` characters, broken between phrases alone.
-
-    Example:
-        >>> wrapped("CIFAR-10, [3072, 32, 10], batch 32: rates", 25)
-        'CIFAR-10, [3072, 32, 10],\nbatch 32: rates'
-    """
-    # A space within a phrase is one that lines are not broken at, until they are.
-    phrases = re.sub(r"(?<![,:]) | (?=[^\[(]*[\])])", "\N{NO-BREAK SPACE}", title)
-    lines = textwrap.wrap(phrases, width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+        # What is longer than a line is broken between phrases, and not within brackets.
+        lines = re.sub(r"(.{1,100}[,:]) (?![^\[(]*[\])])", r"\1\n", title, count=1) if len(title) > 101 else title
+        fig.suptitle(lines, fontsize=11)
 
 
 @contextmanager
