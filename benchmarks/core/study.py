@@ -228,17 +228,10 @@ def show(sections: Sections, figures: Path) -> None:
             print(f"figure: {figure}")
 
 
-def files(name: str, section: Section) -> dict[str, Table]:
-    """The tables of a section by the names of their files; without an ending."""
-    return {f"{name}-{table.name}" if table.name else name: table for table in section.tables}
-
-
-def write_tables(sections: Sections, folder: Path) -> None:
-    """Write every table, whole and unrounded, to a file of comma-separated values."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, section in sections.items():
-        for file, table in files(name, section).items():
-            (folder / f"{file}.csv").write_text(table.csv())
+def files(sections: Sections) -> dict[str, Table]:
+    """The tables of sections by the names of their files, without an ending."""
+    named = ((name, table) for name, section in sections.items() for table in section.tables)
+    return {f"{name}-{table.name}" if table.name else name: table for name, table in named}
 
 
 def insert(page: Path, sections: Sections, tables: Path) -> str:
@@ -259,7 +252,7 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
         if missing := set(without) - known.keys():
             raise ValueError(f"{page} leaves out a column {min(missing)!r} of {named}, which has {', '.join(known)}.")
         folder = os.path.relpath(tables, page.parent)
-        links = [f"[{file}.csv]({folder}/{file}.csv)" for name in names for file in files(name, sections[name])]
+        links = [f"[{file}.csv]({folder}/{file}.csv)" for file in files({name: sections[name] for name in names})]
         what = f"All rows: {', '.join(links)}." if links else ""
         if kind != "link":
             what = sections[named].on_page(what, without=without)
