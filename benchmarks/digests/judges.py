@@ -14,9 +14,6 @@ from ..methods import METHODS
 from ..studies import table1
 from .reached import Measure, Sample, Settings, Stores, measure_of, reached
 
-#: The file of Table 1.
-TABLE1 = "table1"
-
 
 class Finding(NamedTuple):
     """What some results say about a claim."""
@@ -36,7 +33,7 @@ def significant(holds: bool, p: float, figure: str, n: object, difference: str =
 
 def sample(stores: Stores, file: str, settings: Settings) -> Sample:
     """What runs reached in the end; of Table 1 it is every seed's mean over all batch sizes."""
-    if file != TABLE1:
+    if file != "table1":
         return reached(stores, file, **settings)
     by_size = table1.series(stores[file].read()).get((settings["method"], settings["activation"]), {})
     if set(by_size) != set(table1.SIZES):
@@ -46,12 +43,8 @@ def sample(stores: Stores, file: str, settings: Settings) -> Sample:
 
 def ahead(stores: Stores, file: str, runs: Settings, others: Sequence[Settings]) -> Finding:
     """They are better than the best of the others."""
-    rivals = {
-        ", ".join([METHODS[other["method"]].label, *filter(None, [other.get("optimizer")])]): sample(
-            stores, file, other
-        )
-        for other in others
-    }
+    names = [", ".join(filter(None, [METHODS[other["method"]].label, other.get("optimizer")])) for other in others]
+    rivals = {name: sample(stores, file, other) for name, other in zip(names, others, strict=True)}
     return lead(sample(stores, file, runs), rivals, measure_of(stores, file))
 
 
@@ -89,12 +82,11 @@ def within(ours: Sample, theirs: Sample, margin: float, measure: Measure) -> Fin
     Below it the claim does not hold. The p is of the verdict, as small as 0.05 where the interval ends at the margin:
     twice that of the one-sided test.
     """
-    sign = -1 if measure.is_lower_better else 1
+    sign, difference = -1 if measure.is_lower_better else 1, measure.difference(ours, theirs)
     shifted, fixed = [sign * value + margin for value in ours.values()], [sign * value for value in theirs.values()]
     behind = float(ttest_ind(shifted, fixed, equal_var=False, alternative="greater").pvalue)
-    p, difference = min(1.0, 2 * min(behind, 1 - behind)), measure.difference(ours, theirs)
-    figure, text = _means(ours, theirs, measure), measure.amount(difference).text
-    return significant(behind < 0.5, p, figure, difference.n, text)
+    p, figure = min(1.0, 2 * min(behind, 1 - behind)), _means(ours, theirs, measure)
+    return significant(behind < 0.5, p, figure, difference.n, measure.amount(difference).text)
 
 
 def _means(ours: Sample, theirs: Sample, measure: Measure) -> str:

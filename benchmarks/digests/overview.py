@@ -105,13 +105,10 @@ def _verdict(stores: Stores, name: str, folder: Path) -> Section:
             text, numbers = estimate(values, 2 if column.unit == "%" else 3)
             p = {} if values is best else {"p against the best": welch(values, best).p}
             cells[label, column.title] = Cell(text, {**numbers, **p})
-    titles = {column.title: column.title for column in columns}
-    table = pivot([""], {row.label: [row.label] for row in ROWS}, titles, cells)
+    table = pivot([""], {row.label: row.label for row in ROWS}, {each.title: each.title for each in columns}, cells)
     caption = (
-        "Test accuracy on CIFAR-10 and test loss on characters, lower being better: mean ± standard error over seeds. "
-        "What is empty has not run so. Settings of the last five columns are chosen by another seed on held-out data; "
-        "in the first `BatchIdeal` has a damping of 0.3 from earlier runs that looked at test accuracy. "
-        f"{machine(stores['cifar10'].read()[0]['environment'])}"
+        "Test accuracy on CIFAR-10 and test loss on characters: mean ± standard error over seeds. What is empty has "
+        "not run; docs/results/index.md says how settings were chosen."
     )
     return Section([table, caption])
 
@@ -181,28 +178,23 @@ def _equal_seconds(stores: Stores, name: str, folder: Path) -> Section:
 
 def duration(run: Result) -> float:
     """The seconds that a run has trained, as far as it records its time."""
-    # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
-    goes_on, seconds = "validation_loss" in run or "error" in run, run.get("seconds", [0.0])
+    seconds = run.get("seconds", 0.0)
     if isinstance(seconds, float):  # of a run that is measured once
         return seconds
-    return float(seconds[-1] if goes_on else sum(seconds))
+    # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
+    return float(sum(seconds) if "test_accuracy" in run else seconds[-1])
 
 
 def _runtimes(stores: Stores, name: str, folder: Path) -> Section:
     """How long the runs took that tables show, and how many more chose their settings."""
     rows = list[Cells]()
     for study, store in sorted(stores.items()):
-        runs = store.read()
-        chosen = sum(len(store.read(part)) for part in ("search", "trials"))
-        spent = sum(map(duration, runs)) / 3600
+        runs, chosen = store.read(), sum(len(store.read(part)) for part in ("search", "trials"))
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
-        counts = [exact(len(runs)), exact(chosen or None), exact(spent or None, ".2g")]
-        rows.append([f"`{study}`", data_label(data), *counts])
-    environment = stores[min(stores)].read()[0]["environment"]
-    caption = (
-        "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "
-        f"{machine(environment)}"
-    )
+        hours = exact(sum(map(duration, runs)) / 3600 or None, ".2g")
+        rows.append([f"`{study}`", data_label(data), exact(len(runs)), exact(chosen or None), hours])
+    about = "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top."
+    caption = f"{about} {machine(stores[min(stores)].read()[0]['environment'])}"
     header = ["study", "data", "runs shown", "runs that chose settings", "hours of training"]
     return Section([Table(header, rows), caption])
 

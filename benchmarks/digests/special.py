@@ -19,23 +19,15 @@ def _means(result: Result) -> list[float]:
 
 
 # Images.
-#: Places that a claim is about, where these are not all: whether one counts, by its panel and width.
-PLACES = {
-    "all": lambda panel, width: True,
-    "wide": lambda panel, width: width >= 64,
-    "but-16-16-16": lambda panel, width: not ("3 hidden" in panel and width == 16),
-}
-
-
-def along(stores: Stores, file: str, ours: Settings, others: Sequence[Settings], places: str = "all") -> Finding:
-    """They are better than the best of the others at every place of a sweep that counts; at least one has to."""
+def along(stores: Stores, file: str, ours: Settings, others: Sequence[Settings], *but: str) -> Finding:
+    """They are better than the best of the others at every place of a sweep, or at all but some."""
     wanted = {key: value for key, value in ours.items() if key != "method"}
     name, *names = (each["method"] for each in (ours, *others))
     verdicts = [
         lead(values(at[name][width]), {other: values(at[other][width]) for other in names}, ACCURACY).holds
         for panel, at in cells(runs(stores, file, **wanted), "width").items()
         for width in at.get(name, ())
-        if PLACES[places](panel, width)
+        if not f"{panel} {width:g}".replace(" ", "-").endswith(but)
     ]
     if not verdicts:
         raise LookupError(f"{file}: no width or depth of those that the claim is about.")
@@ -55,12 +47,11 @@ def overtakes(stores: Stores, file: str, ours: Settings, others: Sequence[Settin
 
 def drop(stores: Stores, file: str, ours: Settings, others: Sequence[Settings], *names: str) -> Finding:
     """From their best epoch to the last some methods lose more than any other one, at every batch size there is."""
-    rivals, pairs = [other["method"] for other in others], []
-    by_size = grouped(runs(stores, file, **ours, method={*names, *rivals}), setting("batch_size"))
-    for size in by_size.values():
-        lost = {r["settings"]["method"]: max(_means(r)) - _means(r)[-1] for r in size}
-        if lost.keys() == {*names, *rivals}:
-            pairs.append(([lost[name] for name in names], [lost[name] for name in rivals]))
+    rivals = {other["method"] for other in others}
+    by_size = grouped(runs(stores, file, **ours, method={*names, *rivals}), setting("batch_size")).values()
+    losses = [{r["settings"]["method"]: max(_means(r)) - _means(r)[-1] for r in size} for size in by_size]
+    whole = [each for each in losses if each.keys() == {*names, *rivals}]
+    pairs = [[[each[name] for name in side] for side in (names, rivals)] for each in whole]
     if not pairs:
         raise LookupError(f"{file} has not every method at any batch size, {ours}.")
     most, least = ([loss for pair in pairs for loss in pair[side]] for side in (0, 1))
