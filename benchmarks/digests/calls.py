@@ -15,8 +15,8 @@ from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..optimizers import OF_MODELS
 from ..studies.fourier import prices
-from .comparisons import beside, settings, table
-from .reached import Sample, Settings, Stores, best_runs, measure_of, runs, timings, trials, values
+from . import reached
+from .reached import Settings, Stores, settings
 
 #: What makes a run that others of its file are compared with.
 _KEYS = ("norm", "method", "optimizer", "rows", "embedding_deviation", "embedding_lr")
@@ -38,11 +38,11 @@ class Call(NamedTuple):
 
     def runs(self, stores: Stores, settings: Settings) -> list[Result]:
         """The best runs with some settings, among those that are compared."""
-        return best_runs(stores, self.file, **{**self.among, **settings})
+        return reached.best_runs(stores, self.file, **{**self.among, **settings})
 
-    def samples(self, stores: Stores) -> list[Sample]:
+    def samples(self, stores: Stores) -> list[reached.Sample]:
         """What was reached with the wrapper, and without it."""
-        return [values(self.runs(stores, settings)) for settings in (self.wrapped, self.bare)]
+        return [reached.values(self.runs(stores, settings)) for settings in (self.wrapped, self.bare)]
 
     def price_of_step(self, stores: Stores) -> float | None:
         """The price of a step, in steps of the bare optimizer; None where nothing says it."""
@@ -51,10 +51,10 @@ class Call(NamedTuple):
 
     def lead(self, stores: Stores) -> Cell:
         """How far it is ahead of the best of the rivals, by a t test's interval."""
-        measure, (wrapped, bare) = measure_of(stores, self.file), self.samples(stores)
-        groups = grouped(runs(stores, self.file, **self.among), lambda r: tuple(map(r["settings"].get, _KEYS)))
+        measure, (wrapped, bare) = reached.measure_of(stores, self.file), self.samples(stores)
+        groups = grouped(reached.runs(stores, self.file, **self.among), lambda r: tuple(map(r["settings"].get, _KEYS)))
         rivals = [dict(zip(_KEYS, key, strict=True)) for key in groups if not from_this_library(*key[1:3])]
-        samples = {place: values(self.runs(stores, rival)) for place, rival in enumerate(rivals)}
+        samples = {place: reached.values(self.runs(stores, rival)) for place, rival in enumerate(rivals)}
         place = measure.best(samples)
         if samples[place] == bare:
             return Cell("the optimizer alone", {"": "the optimizer alone"})
@@ -65,7 +65,7 @@ class Call(NamedTuple):
 
 def _call(row: Mapping[str, str]) -> Call:
     (among,), (wrapped,) = settings(row["among"]), settings(row["runs"])
-    (bare,) = beside(wrapped, row["others"])
+    (bare,) = reached.beside(wrapped, row["others"])
     shown = [row[column] == "yes" for column in ("shown", "typical")]
     return Call(row["task"], row["write"], row["call"], row["file"], among, wrapped, bare, row["price"], *shown)
 
@@ -92,22 +92,16 @@ def _label(settings: Settings) -> str:
 
 # Prices of a step.
 def _timed(stores: Stores, call: Call, suite: str, name: str, over: str = "") -> float:
-    """By a row of a suite of timings, over that of another row if there is one: ratios may be to a third."""
-    times = {what: float(row["time_ratio"]["median"]) for what, row in timings(stores, suite).items()}
-    return times[name] / times.get(over, 1.0)
-
-
-def _fourier(stores: Stores, call: Call, optimizer: str) -> float:
-    """By what the study measured before it trained."""
-    times = prices(stores["fourier"])
-    return float(times[f"whitened {optimizer}"]["median"] / times[optimizer]["median"])
+    """By a suite of timings, or what `fourier` measured before it trained; ratios may be to a third."""
+    times = prices(stores[suite]) if suite == "fourier" else reached.timings(stores, suite)
+    return float(times[name]["median"] / times.get(over, {"median": 1.0})["median"])
 
 
 def _paces(stores: Stores, call: Call) -> float | None:
     """By the processor time of runs of one network and number of points, if there are."""
     wrapped, bare = (
         {key: statistics.median(map(pace, alike)) for key, alike in grouped(each, setting("hidden", "inner")).items()}
-        for each in (runs(stores, call.file, **{**call.among, **arm}) for arm in (call.wrapped, call.bare))
+        for each in (reached.runs(stores, call.file, **{**call.among, **arm}) for arm in (call.wrapped, call.bare))
     )
     ratios = [wrapped[key] / bare[key] for key in wrapped if key in bare]
     return statistics.median(ratios) if ratios else None
@@ -117,15 +111,13 @@ def _convolutions(stores: Stores, call: Call) -> float:
     """The higher of the prices in the two networks of convolutions."""
 
     def seconds(file: str, method: str) -> float:
-        return statistics.median(runs(stores, file, method=method)[0]["seconds"])
+        return statistics.median(reached.runs(stores, file, method=method)[0]["seconds"])
 
     return max(seconds(file, "whitened-16") / seconds(file, "none") for file in ("cnn", "cnn-pool"))
 
 
-PRICES: dict[str, Callable[..., float | None]] = {
-    "timed": _timed, "fourier": _fourier, "paces": _paces, "convolutions": _convolutions,
-}  # fmt: skip
-CALLS = [_call(row) for row in table("calls")]
+PRICES: dict[str, Callable[..., float | None]] = {"timed": _timed, "paces": _paces, "convolutions": _convolutions}
+CALLS = [_call(row) for row in reached.table("calls")]
 
 
 def _option(method: str, name: str) -> Any:
@@ -139,9 +131,9 @@ def _option(method: str, name: str) -> Any:
 def _calls(stores: Stores, name: str, folder: Path) -> Section:
     rows = list[Row]()
     for call in CALLS:
-        measure, both = measure_of(stores, call.file), (call.wrapped, call.bare)
+        measure, both = reached.measure_of(stores, call.file), (call.wrapped, call.bare)
         gain = measure.difference(*call.samples(stores))
-        with_it, without = (trials(stores, call.file, {**call.among, **settings}) for settings in both)
+        with_it, without = (reached.trials(stores, call.file, {**call.among, **settings}) for settings in both)
         tried = Cell(f"{with_it}, {without}", {"with": with_it, "without": without})
         price = exact(call.price_of_step(stores), ".2f")
         rows.append([call.task, call.call, measure.amount(gain), gain.n, tried, price, call.lead(stores)])

@@ -1,9 +1,17 @@
-"""What runs reached, whatever they learned, and how far some are ahead of others."""
+"""What runs reached, whatever they learned, and how far some are ahead of others.
 
+Tables of digests say which: `claims.csv` has what is claimed, `values.csv` numbers of sentences, `calls.csv` calls.
+Settings of runs stand there as `method=affine-like; activation=tanh`, and of others those in which these differ.
+"""
+
+import csv
+import json
 import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.arms import chosen, errors
@@ -18,6 +26,47 @@ Stores = Mapping[str, Store]
 Settings = Mapping[str, Any]
 #: What runs reached, by problem or seed.
 Sample = Mapping[Any, float]
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """The rows of a table, by their columns."""
+    with (Path(__file__).parent / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def settings(cell: str) -> list[Settings]:
+    """All combinations of settings that a cell names.
+
+    A value is a word or JSON's; null stands for a run without the setting, and `a|b` for runs with any of several.
+
+    Example:
+        >>> settings("method=dyt,none; lr=0.1; rows=null")
+        [{'method': 'dyt', 'lr': 0.1, 'rows': None}, {'method': 'none', 'lr': 0.1, 'rows': None}]
+        >>> [sorted(each["data_set"]) for each in settings("data_set=a|b")]
+        [['a', 'b']]
+    """
+    pairs = [setting.split("=") for setting in cell.split("; ") if setting]
+    values = product(*([_value(text) for text in texts.split(",")] for _, texts in pairs))
+    return [dict(zip([name for name, _ in pairs], each, strict=True)) for each in values]
+
+
+def beside(runs: Settings, cell: str) -> list[Settings]:
+    """The settings of the runs that some are compared with, which differ as a cell says; there are none if it is empty.
+
+    Example:
+        >>> beside({"method": "dyt", "lr": 0.1}, "method=none,layernorm")
+        [{'method': 'none', 'lr': 0.1}, {'method': 'layernorm', 'lr': 0.1}]
+    """
+    return [{**runs, **different} for different in settings(cell)] if cell else []
+
+
+def _value(text: str) -> Any:
+    if "|" in text:
+        return set(text.split("|"))
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 class Measure(NamedTuple):
@@ -140,7 +189,7 @@ def reached(stores: Stores, file: str, **wanted: Any) -> Sample:
     return values(best_runs(stores, file, **wanted))
 
 
-def timings(stores: Stores, suite: str, pattern: str = "", file: str = "speed") -> dict[str, Any]:
-    """The rows of a suite of timings in whose names a pattern is found, by name."""
-    (rows,) = (r["rows"] for r in stores[file].read() if r["key"] == suite)
-    return {row["what"]: row for row in rows if re.search(pattern, row["what"])}
+def timings(stores: Stores, suite: str, pattern: str = "") -> dict[str, Any]:
+    """The ratios of times in a suite of timings, of the rows in whose names a pattern is found, by name."""
+    (rows,) = (r["rows"] for r in stores["speed"].read() if r["key"] == suite)
+    return {row["what"]: row["time_ratio"] for row in rows if re.search(pattern, row["what"])}

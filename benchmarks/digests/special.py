@@ -98,7 +98,7 @@ def needs_no_jacobians(stores: Stores, *_: object) -> Finding:
     """What a corrected layer costs without Jacobians, and what whole steps cost without and with them."""
 
     def times(pattern: str) -> str:
-        ratios = [row["time_ratio"]["median"] for row in timings(stores, "layers", pattern).values()]
+        ratios = [ratio["median"] for ratio in timings(stores, "layers", pattern).values()]
         return f"{min(ratios):.3g} to {max(ratios):.3g}"
 
     linear, steps = times("Linear.*Proportional$"), times("step.*GradientOnly$")

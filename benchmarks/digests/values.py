@@ -9,8 +9,7 @@ from typing import Any
 
 from ..core.tables import Table
 from ..studies import equations, mechanism, table1
-from .comparisons import beside, settings, table
-from .reached import Stores, measure_of, reached
+from .reached import Stores, beside, measure_of, reached, settings, table
 
 #: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
 #: whose logarithms differ so, and what it is between; or those of some cells.

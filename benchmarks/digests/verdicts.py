@@ -11,9 +11,8 @@ from ..catalogue import RECIPES
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, holm, markdown
 from . import judges, special
-from .comparisons import beside, settings, table
 from .judges import Finding
-from .reached import Settings, Stores, trials
+from .reached import Settings, Stores, beside, settings, table, trials
 
 LIBRARY = "This library"
 #: Name → judge, a function of (stores, file, settings of runs, of each of the others, words behind the name).
