@@ -104,9 +104,7 @@ class Store:
             own = {name: settings.get(name) for name in {**first, **settings} if first.get(name) != settings.get(name)}
             lines.append({"key": key, **result, "environment": place, "settings": own})
             text = (json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines)
-            data = "".join(text).encode()
-            if os.write(file.fileno(), data) < len(data):
-                raise OSError(f"{self.path}: the disk took part of a line; free some space and run again.")
+            file.write("".join(text).encode())
 
     def _lines(self) -> "_Lines":
         if not self.path.exists():

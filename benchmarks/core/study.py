@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import tyro
 
 from ..methods import METHODS
-from .runs import measure
+from .runs import check_known, measure
 from .store import Result, Store
 from .tables import Section, Table, grouped
 
@@ -200,8 +200,7 @@ def report(
         results = store.read()
         methods = {result["settings"].get("method", "none") for result in results}
         if unknown := methods - METHODS.keys():
-            where = "which benchmarks/methods does not have; name the file that does by --method-file"
-            raise ValueError(f"{path} has runs of method {min(unknown)!r}, {where}.")
+            raise ValueError(f"{path} has runs of method {min(unknown)!r}; name the file that has it by --method-file.")
         if results:  # not only what is to choose settings
             stores[path.stem] = store
             sections |= studies[store.study].report(store, path.stem, folder)
@@ -243,19 +242,17 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
     """
 
     def filled(place: re.Match[str]) -> str:
-        opening, kind, named, columns = place.groups()
-        names = named.split(" ") if kind == "link" else [named]
-        if unknown := [name for name in names if name not in sections]:
-            raise ValueError(f"{page} wants results {unknown[0]!r}; there are {', '.join(sections)}.")
-        without = columns.split("; ") if columns else []
-        known = dict.fromkeys(title for table in sections[names[0]].tables for title in table.header)
-        if missing := set(without) - known.keys():
-            raise ValueError(f"{page} leaves out a column {min(missing)!r} of {named}, which has {', '.join(known)}.")
-        folder = os.path.relpath(tables, page.parent)
-        links = [f"[{file}.csv]({folder}/{file}.csv)" for file in files({name: sections[name] for name in names})]
-        what = f"All rows: {', '.join(links)}." if links else ""
+        opening, kind, names, columns = place.groups()
+        without, folder = columns.split("; ") if columns else [], os.path.relpath(tables, page.parent)
+        check_known(f"results on {page}", names.split(), sections)
+        named = {name: sections[name] for name in names.split()}
+        whole = files(named)
+        check_known(
+            f"column of {names} on {page}", without, [title for each in whole.values() for title in each.header]
+        )
+        what = f"All rows: {', '.join(f'[{file}.csv]({folder}/{file}.csv)' for file in whole)}." if whole else ""
         if kind != "link":
-            what = sections[named].on_page(what, without=without)
+            what = named[names].on_page(what, without=without)
         return f"{opening}\n\n{what}\n\n<!-- end -->"
 
     place = r"(<!-- (results|link):(.+?)(?: without (.*?))? -->).*?<!-- end -->"

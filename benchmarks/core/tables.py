@@ -240,11 +240,8 @@ class Section:
         """What a page shows, with links to the whole tables below it: the rows worth it of each table."""
         shown = [part if isinstance(part, str) else part.markdown(short=True, without=without) for part in self.parts
                  if isinstance(part, str) or part.worth != []]  # fmt: skip
-        if links and isinstance(self.parts[-1], str):
-            shown[-1] += f" {links}"
-        elif links:
-            shown.append(links)
-        return "\n\n".join(shown)
+        before_links = " " if isinstance(self.parts[-1], str) else "\n\n"
+        return "\n\n".join(shown) + (before_links + links if links else "")
 
 
 def markdown(header: Sequence[str], rows: Iterable[Row]) -> str:

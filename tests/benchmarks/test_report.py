@@ -45,9 +45,9 @@ def test_no_results_say_what_to_run():
     ("place", "shown", "wrong", "message"),
     [
         ("results:one without n; p", "| name |\n| --- |\n| one |\n", "results:one without q",
-         "leaves out a column 'q' of one, which has name, n, p"),
+         "unknown column of one on .*/page.md 'q'; known are name, n, p"),
         ("link:one two", "All rows: [one.csv](./one.csv), [two.csv](./two.csv).", "link:one three",
-         "wants results 'three'"),
+         "unknown results on .*/page.md 'three'; known are one, two"),
     ],
     ids=["columns", "links"],
 )  # fmt: skip
@@ -71,7 +71,7 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys):
         page.write_text(f"<!-- results:{name} -->\n<!-- end -->\n")
     command = ["report", "--out", str(tmp_path), "--pages", *map(str, pages)]
     assert main(command) == 2
-    assert "two.md wants results 'other'" in capsys.readouterr().err
+    assert "two.md 'other'; known are mine" in capsys.readouterr().err
     assert "42.00" not in pages[0].read_text()
     pages[1].write_text("<!-- results:mine -->\n<!-- end -->\n")
     assert main([*command, "--figures", str(tmp_path / "figures"), "--tables", str(tmp_path / "tables")]) == 0
