@@ -66,14 +66,8 @@ def compete(
 ) -> R:  # fmt: skip
     """Search around an arm's first trial, make the runs that tables show, and return the best trial; see `choose`.
 
-    Args:
-        first: the trial that the search begins with.
-        trials: how many there are.
-        kind: how runs are made.
-        store: where they are kept.
-        loss: of a final error, in a mean over the runs of a trial.
-        shown: settings in which the runs that tables show differ from the best trial.
-        tuned_on: settings in which the runs of one trial differ.
+    `loss` is of a final error, and averaged over the runs of a trial, which differ in the settings `tuned_on`. Those
+    that tables show differ from the best trial in the settings `shown`.
     """
     (best,) = choose([around(first, trials)], kind, store, loss, each=partial(variants, changes=tuned_on))
     run_all(variants(best, shown), kind, store)
@@ -231,15 +225,10 @@ def sections(
     store: Store, name: str, folder: Path, look: Look, named: Callable[[Mapping[str, Any]], tuple[str, str]],
     drawn: Callable[[Arm], bool],
 ) -> Sections:  # fmt: skip
-    """A section for every protocol: heading, figure, table, caption.
+    """A section for every protocol of a file with this name: heading, figure, table, caption.
 
-    Args:
-        store: the results.
-        name: of their file.
-        folder: for figures.
-        look: how errors are shown.
-        named: settings → what is put behind the name of the section, and its heading.
-        drawn: whether an arm is in the figure, and its row on a page.
+    `named` is settings → what is put behind the name of the section, and its heading; `drawn` is whether an arm is in
+    the figure, and its row on a page.
     """
     parts: Sections = {}
     searched = grouped(store.read("search"), lambda r: named(r["settings"])[0])

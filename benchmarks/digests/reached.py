@@ -92,18 +92,15 @@ class Measure(NamedTuple):
 
     def amount(self, difference: Difference) -> Cell:
         """A difference with its interval; of logarithms a factor."""
-        mean, low, high = difference.mean, difference.low, difference.high
+        numbers = {"": difference.mean, "low": difference.low, "high": difference.high}
         if self.unit == "×":
-            mean, low, high = (10**each for each in (mean, low, high))
+            numbers = {name: 10**each for name, each in numbers.items()}
             # Two digits would let an interval beside 1 touch it.
-            digits = [3 if 0.5 < each < 2 else 2 for each in (mean, low, high)]
-            every = zip((mean, low, high), digits, strict=True)
-            shown, *ends = (f"{each:,.0f}" if each >= 100 else f"{each:.{count}g}" for each, count in every)
-            shown = f"× {shown}"
+            digits = [".3g" if 0.5 < each < 2 else ".2g" if each < 100 else ",.0f" for each in numbers.values()]
         else:
-            spec = {"dB": "+.1f", "nats": "+z.3f", "points": "+z.1f"}[self.unit]
-            ends, shown = [f"{end:{spec}}" for end in (low, high)], f"{mean:{spec}} {self.unit}"
-        return Cell(f"{shown} [{ends[0]}, {ends[1]}]", {"": mean, "low": low, "high": high})
+            digits = [{"dB": "+.1f", "nats": "+z.3f", "points": "+z.1f"}[self.unit]] * 3
+        mean, low, high = (format(each, spec) for each, spec in zip(numbers.values(), digits, strict=True))
+        return Cell(f"{f'× {mean}' if self.unit == '×' else f'{mean} {self.unit}'} [{low}, {high}]", numbers)
 
 
 ACCURACY, LOSS = Measure("points", False), Measure("nats", True)
@@ -143,8 +140,11 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     """
     results = runs(stores, file, **wanted)
     if "error" in results[0]:
-        by_data = grouped(results, lambda r: r["settings"].get("data_set")).values()
-        return [r for same in by_data for r in _of_the_better_network(chosen(same))]
+        best = list[Result]()
+        for same in grouped(results, lambda r: r["settings"].get("data_set")).values():
+            networks = grouped(chosen(same), lambda r: r["settings"].get("hidden")).values()  # most arms have one
+            best += min(networks, key=lambda each: statistics.median(errors(each).values()))
+        return best
     if "test_accuracy" in results[0]:
         last = [r for r in results if not r["settings"].get("validation")]
         if len(last) > 1:
@@ -153,12 +153,6 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     longest = max(r["settings"]["steps"] for r in results)
     groups = grouped((r for r in results if r["settings"]["steps"] == longest), protocol("seed")).values()
     return min(groups, key=lambda group: statistics.fmean(worth(final_validation_loss(r)) for r in group))
-
-
-def _of_the_better_network(results: list[Result]) -> list[Result]:
-    """The runs of the width whose median is lower, as in the table of equations; most arms have one."""
-    networks = grouped(results, lambda r: r["settings"].get("hidden")).values()
-    return min(networks, key=lambda each: statistics.median(errors(each).values()))
 
 
 #: Settings in which trials may differ from the runs that they choose settings of.

@@ -15,16 +15,8 @@ from .judges import Finding
 from .reached import Settings, Stores, beside, settings, table, trials
 
 LIBRARY = "This library"
-#: Name → judge, a function of (stores, file, settings of runs, of each of the others, words behind the name).
-JUDGES: Mapping[str, Callable[..., Finding]] = {
-    judge.__name__: judge
-    for judge in (
-        judges.ahead, judges.no_worse, judges.slope, special.along, special.overtakes, special.drop,
-        special.flat_rates, special.shrinks, special.own_gain, special.needs_no_jacobians, special.thesis,
-        special.same_path, special.loses_less, special.gap, special.bounded, special.never_lowered, special.faster,
-        special.same_at_widths,
-    )
-}  # fmt: skip
+#: Functions by name: judges are of (stores, file, settings of runs, of each of the others, words behind the name).
+JUDGES: Mapping[str, Callable[..., Finding]] = vars(judges) | vars(special)
 _SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "p", "Holm's p"]
 _HEADER = ["of", *_SHOWN, "verdict", "figure", "results", "what would decide it"]
 #: Verdict → what a table is headed by, and the name of its file.
