@@ -5,6 +5,7 @@ An arm is a normaliser, an optimizer and a wrapper. `train.py` makes its runs.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from ..methods import METHODS
 from ..optimizers import OF_MODELS
 from .figure import panels, shade
 from .runs import Kind, R, Run, run_all
-from .store import Result, Store
+from .store import Result, Store, setting
 from .study import Sections, protocols
 from .tables import Cell, Section, Table, exact, grouped, machine, paired, ranged
 from .tune import around, choose
@@ -86,28 +87,23 @@ def label(settings: Mapping[str, Any] | Run) -> str:
     return ", ".join([f"{norm}{name} {optimizer}", *details, *rows, *width])
 
 
+#: What one run of each arm has in common, and what trials choose.
+_problem, _tuned = setting("data_set", "crop", "seed"), setting("lr", "damping", "inner")
+
+
 def arm(result: Result) -> Arm:
     """The arm of a run."""
-    return Arm(*(result["settings"].get(name) for name in Arm._fields))
-
-
-def problem(result: Result) -> tuple[Any, ...]:
-    """What one run of each arm has in common: crop, data set, seed."""
-    return tuple(result["settings"].get(name) for name in ("data_set", "crop", "seed"))
+    return Arm(*setting(*Arm._fields)(result))
 
 
 def errors(results: Iterable[Result]) -> dict[tuple[Any, ...], float]:
     """Problem → final error; infinite where a run broke down."""
-    return {problem(r): math.inf if r["error"][-1] is None else r["error"][-1] for r in results}
+    return {_problem(r): math.inf if r["error"][-1] is None else r["error"][-1] for r in results}
 
 
 def chosen(results: Iterable[Result]) -> list[Result]:
     """The runs with the settings that each arm's trials chose last."""
-    return [r for runs in grouped(results, arm).values() for r in runs if _settings(r) == _settings(runs[-1])]
-
-
-def _settings(result: Result) -> tuple[Any, ...]:
-    return tuple(result["settings"].get(name) for name in ("lr", "damping", "inner"))
+    return [r for runs in grouped(results, arm).values() for r in runs if _tuned(r) == _tuned(runs[-1])]
 
 
 def pace(result: Result) -> float:
@@ -235,8 +231,7 @@ def sections(
     for _, every, _ in protocols(store, name, *WITHIN):
         results = chosen(every)
         suffix, heading = named(results[0]["settings"])
-        points = {(arm(r), *_settings(r)) for r in searched.get(suffix, [])}
-        trials = {key: len(each) for key, each in grouped(points, lambda point: point[0]).items()}
+        trials = Counter(key for key, _ in {(arm(r), _tuned(r)) for r in searched.get(suffix, [])})
         _figure([r for r in results if drawn(arm(r))], look, heading, folder / f"{name}-{suffix}.png")
         machines = " ".join(dict.fromkeys(machine(r["environment"]) for r in results))
         loosely = "Time per step is processor time, in Adam's steps, often of another day."

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import date
 from functools import cache, lru_cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,9 +28,10 @@ Result = dict[str, Any]
 
 
 def setting(*names: str) -> Callable[[Result], Any]:
-    """What reads a setting of results, or a tuple of several."""
-    read = itemgetter(*names)
-    return lambda result: read(result["settings"])
+    """What reads a setting of results, or a tuple of several; None stands for one that a run does not have."""
+    if len(names) == 1:
+        return lambda result: result["settings"].get(names[0])
+    return lambda result: tuple(map(result["settings"].get, names))
 
 
 def digest(value: Any) -> str:

@@ -84,10 +84,7 @@ def refuse_given(options: Options, names: Iterable[str], why: str) -> None:
 def check_length(store: Store, *, unless: str = "", **length: Any) -> None:
     """Raise a ValueError if the file has runs of another length, which one table would mix with those of this one.
 
-    Args:
-        store: the file.
-        unless: a setting; runs that have it are not looked at.
-        length: settings by name; runs that have none of them are not looked at.
+    A length is settings by name; runs that have none of them, or have the setting `unless`, are not looked at.
     """
     for settings in (result["settings"] for result in store.read()):
         there = {name: settings.get(name) for name in length}
@@ -142,7 +139,7 @@ class Digest:
     of: Sequence[str]  # the names of their files; without one of them there is no section
     #: Stores by name, own name, folder for figures → section.
     section: Callable[[Mapping[str, Store], str, Path], Section]
-    pages: Sequence[str] = ()  # that show it
+    page: str  # that shows it
 
 
 def measurement(
@@ -214,7 +211,7 @@ def report(
 
 def shown(studies: Mapping[str, Study], digests: Mapping[str, Digest]) -> list[Path]:
     """The pages that show results, from the root of a clone."""
-    pages = {study.page for study in studies.values()} | {page for each in digests.values() for page in each.pages}
+    pages = {study.page for study in studies.values()} | {digest.page for digest in digests.values()}
     return sorted(Path(page) for page in pages - {""})
 
 

@@ -19,16 +19,10 @@ def choose(
     searches: Sequence[Search], kind: Kind, store: Store, loss: Callable[[Any], float] = float, *,
     part: str = "search", each: Callable[[R], Sequence[R]] = lambda run: [run], download: bool = False,
 ) -> list[Any]:  # fmt: skip
-    """The run of the lowest loss of every search, all of which go on side by side.
+    """The run of the lowest loss of every search, all of which go on side by side, with trials in a part of the store.
 
-    Args:
-        searches: say what is to be tried; of runs that are level the first in the file is chosen.
-        kind: how runs are made.
-        store: where trials are kept.
-        loss: of a score; of one that is None, where a run broke down, it is infinite.
-        part: of the store.
-        each: the runs that make one trial, whose losses are averaged.
-        download: whether data is to be fetched.
+    `loss` is of a score; of one that is None, where a run broke down, it is infinite. A trial is the runs that `each`
+    makes of one, and has their mean loss; of trials that are level the first in the file is chosen.
     """
     asked = [dict.fromkeys(search({})) for search in searches]
     while True:

@@ -46,7 +46,7 @@ class Call(NamedTuple):
         """How far it is ahead of the best of the rivals, by a t test's interval."""
         (among,), measure = settings(self.among), reached.measure_of(stores, self.file)
         wrapped, bare = (reached.reached(stores, self.file, **each) for each in self.both)
-        groups = grouped(reached.runs(stores, self.file, **among), lambda r: tuple(map(r["settings"].get, _KEYS)))
+        groups = grouped(reached.runs(stores, self.file, **among), setting(*_KEYS))
         rivals = [dict(zip(_KEYS, key, strict=True)) for key in groups if not _is_from_this_library(*key[1:3])]
         samples = [reached.reached(stores, self.file, **{**among, **rival}) for rival in rivals]
         place = measure.best(dict(enumerate(samples)))
@@ -158,6 +158,6 @@ _OF = (
     "mlp-tuned", "speed",
 )  # fmt: skip
 DIGESTS = {
-    "calls": Digest(_OF, _calls, ("docs/results/index.md",)),
-    "settings": Digest(_OF, _settings, ("docs/chooser.md",)),
+    "calls": Digest(_OF, _calls, "docs/results/index.md"),
+    "settings": Digest(_OF, _settings, "docs/chooser.md"),
 }

@@ -199,11 +199,10 @@ def _runtimes(stores: Stores, name: str, folder: Path) -> Section:
     return Section([Table(header, rows), caption])
 
 
-VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")
 DIGESTS = {
-    "verdict": Digest(VERDICT, _verdict, ("docs/results/index.md",)),
+    "verdict": Digest(("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free"), _verdict, "docs/results/index.md"),
     "equal-seconds": Digest(
-        ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, ("docs/results/language-model.md",)
+        ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, "docs/results/language-model.md"
     ),
-    "runtimes": Digest((), _runtimes, ("benchmarks/README.md",)),
+    "runtimes": Digest((), _runtimes, "benchmarks/README.md"),
 }

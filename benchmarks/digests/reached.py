@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.arms import chosen, errors
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import protocol
 from ..core.tables import Cell, Difference, grouped, paired, welch
 from ..problems.language import final_validation_loss, worth
@@ -141,8 +141,8 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     results = runs(stores, file, **wanted)
     if "error" in results[0]:
         best = list[Result]()
-        for same in grouped(results, lambda r: r["settings"].get("data_set")).values():
-            networks = grouped(chosen(same), lambda r: r["settings"].get("hidden")).values()  # most arms have one
+        for same in grouped(results, setting("data_set")).values():
+            networks = grouped(chosen(same), setting("hidden")).values()  # most arms have one
             best += min(networks, key=lambda each: statistics.median(errors(each).values()))
         return best
     if "test_accuracy" in results[0]:
@@ -164,9 +164,9 @@ def trials(stores: Stores, file: str, settings: Settings) -> int:
     wanted = {name: value for name, value in settings.items() if name not in _LENGTHS}
     validated = [r for r in stores[file].read() if r["settings"].get("validation")]
     tried = matching([*stores[file].read("search"), *stores[file].read("trials"), *validated], wanted)
-    chosen_of = ("lr", "damping", "weight_decay", "inner")
-    alike = grouped(tried, lambda r: (r["settings"].get("data_set"), str(r["settings"].get("hidden")))).values()
-    return max((len({tuple(map(r["settings"].get, chosen_of)) for r in same}) for same in alike), default=0)
+    alike = grouped(tried, lambda r: str(setting("data_set", "hidden")(r))).values()
+    tuned = setting("lr", "damping", "weight_decay", "inner")
+    return max((len(set(map(tuned, same))) for same in alike), default=0)
 
 
 def values(results: list[Result]) -> Sample:

@@ -1,6 +1,6 @@
 """Every claim of the papers and of this library, in a line each: `claims.csv` names the runs that judge it, and how."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -10,13 +10,11 @@ import pandas as pd
 from ..catalogue import RECIPES
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, holm, markdown
-from . import judges, special
+from . import judges
 from .judges import Finding
 from .reached import Settings, Stores, beside, settings, table, trials
 
 LIBRARY = "This library"
-#: Functions by name: judges are of (stores, file, settings of runs, of each of the others, words behind the name).
-JUDGES: Mapping[str, Callable[..., Finding]] = vars(judges) | vars(special)
 _SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "p", "Holm's p"]
 _HEADER = ["of", *_SHOWN, "verdict", "figure", "results", "what would decide it"]
 #: Verdict → what a table is headed by, and the name of its file.
@@ -43,8 +41,9 @@ class Claim(NamedTuple):
     def finding(self, stores: Stores) -> Finding:
         """The verdict; undecided where results are missing, or runs too short."""
         name, *words = self.judge.split()
+        judge: Callable[..., Finding] = getattr(judges, name)
         with suppress(LookupError):
-            finding = all_of([JUDGES[name](stores, self.file, ours, others, *words) for ours, others in self.parts])
+            finding = all_of([judge(stores, self.file, ours, others, *words) for ours, others in self.parts])
             if not self.epochs:
                 return finding
             longest = max(r["settings"]["epochs"] for r in stores[self.file].read())
@@ -149,4 +148,4 @@ def _section(stores: Stores, name: str, folder: Path) -> Section:
 
 
 #: Without these there is little to judge: one's own runs want no verdicts.
-DIGESTS = {"verdicts": Digest(("cifar10", "char-lm"), _section, ("docs/verdicts.md",))}
+DIGESTS = {"verdicts": Digest(("cifar10", "char-lm"), _section, "docs/verdicts.md")}
