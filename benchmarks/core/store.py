@@ -62,12 +62,10 @@ class Store:
         return str(study)
 
     def check(self) -> None:
-        """Raise, before anything trains, if the file is of another study, is damaged, or cannot be written."""
+        """Raise, before anything trains, if the file is of another study, is damaged, or its folder cannot be made."""
         if self.path.exists() and self.path.stat().st_size and (of := Store(self.path).study) != self._study:
             raise ValueError(f"{self.path} is of the study {of!r}, and not of {self._study!r}; choose another --name.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
-            raise OSError(f"--out {self.path.parent}: {self.path.name} cannot be written there; choose another folder.")
 
     def read(self, part: str | None = None) -> list[Result]:
         """The results of a part: None is what tables show; "search" and "trials", say, hold what chose settings.
@@ -94,7 +92,8 @@ class Store:
             fcntl.flock(file, fcntl.LOCK_EX)  # ranks share a file
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
-            known, lines = self._lines(), list[dict[str, Any]]()
+            known = _lines.__wrapped__(self.path, 0, 0)  # this version of the file is not kept: a line follows
+            lines = list[dict[str, Any]]()
             settings, place = dict(result.get("settings", {})), digest(result["environment"])
             if not known.first:
                 lines.append({"study": self.study, "settings": settings})

@@ -188,15 +188,13 @@ def report(
     figures: Path | None = None,
 ) -> Sections:
     """Write the figures of some files of results, beside them or into a folder; return Markdown by name."""
-    sections: Sections = {}
-    stores: dict[str, Store] = {}
+    sections, stores = Sections(), dict[str, Store]()
     for path in paths:
         store, folder = Store(path), figures or path.parent
         if store.study not in studies:
             raise ValueError(f"{path} is of the study {store.study!r}, which is not there; move it to another folder.")
         results = store.read()
-        methods = {result["settings"].get("method", "none") for result in results}
-        if unknown := methods - METHODS.keys():
+        if unknown := {result["settings"].get("method", "none") for result in results} - METHODS.keys():
             raise ValueError(f"{path} has runs of method {min(unknown)!r}; name the file that has it by --method-file.")
         if results:  # not only what is to choose settings
             stores[path.stem] = store

@@ -57,11 +57,6 @@ class Column(NamedTuple):
     unit: str
     seeds: dict[str, list[float]]  # label of a row → accuracies or losses
 
-    @property
-    def title(self) -> str:
-        """Its header."""
-        return f"{self.panel}, {self.mark}, {self.unit}"
-
 
 def _columns(stores: Stores) -> list[Column]:
     def column(panel: str, mark: str, unit: str, of: Callable[[Row], Sample]) -> Column:
@@ -100,12 +95,13 @@ def _verdict(stores: Stores, name: str, folder: Path) -> Section:
     columns, cells = _columns(stores), dict[tuple[str, str], Cell]()
     _figure(columns, folder / f"{name}.png")
     for column in columns:
+        title = f"{column.panel}, {column.mark}, {column.unit}"
         best = (max if column.unit == "%" else min)(column.seeds.values(), key=statistics.fmean)
         for label, values in column.seeds.items():
             text, numbers = estimate(values, 2 if column.unit == "%" else 3)
             p = {} if values is best else {"p against the best": welch(values, best).p}
-            cells[label, column.title] = Cell(text, {**numbers, **p})
-    table = pivot([""], {row.label: row.label for row in ROWS}, {each.title: each.title for each in columns}, cells)
+            cells[label, title] = Cell(text, {**numbers, **p})
+    table = pivot([""], {row.label: row.label for row in ROWS}, {title: title for _, title in cells}, cells)
     caption = (
         "Test accuracy on CIFAR-10 and test loss on characters: mean ± standard error over seeds. What is empty has "
         "not run; docs/results/index.md says how settings were chosen."
