@@ -169,18 +169,14 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Arm, int], dra
     return Table.of(rows, worth=[drawn(key) for key in order])
 
 
-def _computer(result: Result) -> str:
-    return str(result["environment"]["processor"])
-
-
 def _network(result: Result) -> tuple[Any, ...]:
-    return _computer(result), result["settings"].get("hidden")
+    return result["environment"]["processor"], result["settings"].get("hidden")
 
 
 def compared_by(results: Iterable[Result]) -> dict[str, str]:
     """Return what runs are drawn against, and the panels' titles: steps, and time if one computer ran them all."""
     by_steps, by_time = {"steps": "by steps"}, {"seconds": "by processor time"}
-    return by_steps | (by_time if len(set(map(_computer, results))) == 1 else {})
+    return by_steps | (by_time if len({r["environment"]["processor"] for r in results}) == 1 else {})
 
 
 def style(arm: Arm) -> dict[str, Any]:

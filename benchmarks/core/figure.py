@@ -16,11 +16,6 @@ import pandas as pd
 from ..methods import Method
 from .tables import mean_and_error
 
-#: Of every figure, in inches: at the 850 pixels that a page shows, letters of 10 points are 12 pixels high.
-WIDTH = 9.6
-#: Characters of a label up to which three stand beside each other in a legend.
-LONGEST = 40
-
 
 def band(axis: Any, x: Sequence[float], values: Sequence[Sequence[float]], style: str = "-", **look: Any) -> None:
     """Draw the means of some seeds' values at every x, and around them a band, which the legend names."""
@@ -61,8 +56,9 @@ def panels(
     """
     columns = columns or (len(names) if len(names) < 4 else 2 if len(names) == 4 else 3)
     rows = -(-len(names) // columns)
+    # At the 850 pixels that a page shows of these inches, letters of 10 points are 12 pixels high.
     fig, grid = plt.subplots(
-        rows, columns, figsize=(WIDTH, height * rows + 1.2), sharey=sharey, squeeze=False, layout="constrained"
+        rows, columns, figsize=(9.6, height * rows + 1.2), sharey=sharey, squeeze=False, layout="constrained"
     )
     axes, spare = list(grid.flat)[: len(names)], list(grid.flat)[len(names) :]
     with saved(fig, path):
@@ -82,7 +78,7 @@ def panels(
         }
         # What names no line comes last.
         handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith(("band", "thin"))))
-        ncols = 3 if max(map(len, handles), default=0) <= LONGEST else 2
+        ncols = 3 if max(map(len, handles), default=0) <= 40 else 2  # characters of the longest label
         fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False)
         # A long legend makes the figure higher, and not its panels lower.
         fig.set_figheight(fig.get_figheight() + 0.21 * max(0, len(handles) / ncols - 5))

@@ -109,10 +109,6 @@ def _verdict(stores: Stores, name: str, folder: Path) -> Section:
     return Section([table, caption])
 
 
-#: The worst mean of a panel is cut, to its number, if the panel would be so many times wider with it.
-_WIDER = 1.5
-
-
 def _figure(columns: list[Column], path: Path) -> None:
     """A panel per network, in it a line per row that has run, and a mark for each of two ways to train."""
     panels = grouped(columns, lambda column: column.panel)
@@ -134,7 +130,7 @@ def _figure(columns: list[Column], path: Path) -> None:
             is_loss = pair[0].unit == "nats"
             means = frame.groupby(["row", "mark"])["value"].mean().sort_values(ascending=is_loss)
             first, *_, last, far = means
-            if abs(far - first) > _WIDER * abs(last - first):
+            if abs(far - first) > 1.5 * abs(last - first):  # the worst is cut, to its number
                 edge = last + 0.08 * (last - first)
                 axis.set_xlim(*sorted((edge, first - 0.08 * (last - first))))
                 axis.annotate(

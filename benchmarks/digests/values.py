@@ -40,8 +40,8 @@ def cells(tables: Tables, table: str, rows: str, columns: str) -> Numbers:
     words = [", ".join(value for value in row if isinstance(value, str) and value) for row in frame.to_numpy()]
     found = frame[[re.search(rows, each) is not None for each in words]]
     values = [value for column in columns.split("; ") for value in found[column] if value != ""]
-    least, greatest = min(values), max(values)
-    return {"low": least, "high": greatest, "more": 100 * (greatest - 1), "first": values[0], "last": values[-1]}
+    ends = {"low": min(values), "high": max(values), "first": values[0], "last": values[-1]}
+    return {**ends, "more": 100 * (ends["high"] - 1)}
 
 
 def ranked(stores: Stores, activation: str) -> Numbers:

@@ -44,11 +44,10 @@ class Claim(NamedTuple):
         judge: Callable[..., Finding] = getattr(judges, name)
         with suppress(LookupError):
             finding = all_of([judge(stores, self.file, ours, others, *words) for ours, others in self.parts])
-            if not self.epochs:
-                return finding
-            longest = max(r["settings"]["epochs"] for r in stores[self.file].read())
-            is_short = longest < int(self.epochs)
-            return finding._replace(holds=None, word=f"{longest} of {self.epochs} epochs") if is_short else finding
+            longest = max(r["settings"].get("epochs", 0) for r in stores[self.file].read())
+            if longest < int(self.epochs or 0):
+                return finding._replace(holds=None, word=f"{longest} of {self.epochs} epochs")
+            return finding
         return Finding(None)
 
     def trials(self, stores: Stores) -> str:
