@@ -1,6 +1,7 @@
-"""How results judge a claim: ahead of the best of several, no worse, or a slope, by a test, or by numbers of its own.
+"""How results judge a claim: by a test of being ahead, no worse or on a slope, or by numbers of the claim's own.
 
-A judge takes the stores, the name of a file of results, settings of runs, and those of the runs they are compared with.
+`claims.csv` has a judge's name and what more it is told. It takes the stores, the name of a file of results, settings
+of runs, those of the runs that they are compared with, and these words.
 """
 
 import math
