@@ -10,7 +10,7 @@ import torch
 
 from . import gpu, reproduce
 from .catalogue import STUDIES
-from .core.runs import check_device
+from .core.runs import check_device, summary_writer
 from .core.store import Store
 from .core.study import Absent, Options, files, insert, parsed, report, show, shown
 from .digests import DIGESTS, values
@@ -73,7 +73,10 @@ def _run(command: str, options: Any) -> int:
     if command == "reproduce":
         return reproduce.run(options, main, Path(__file__).parent / "results")
     path = options.out / f"{options.name}.jsonl"
-    store = Store(path, command)
+    log = path.with_suffix(f".{options.log}") if getattr(options, "log", None) else None
+    if log:
+        summary_writer()  # or say what it lacks, before a long run
+    store = Store(path, command, log)
     store.check()
     STUDIES[command].run(options, store)
     if getattr(options, "estimate", False):

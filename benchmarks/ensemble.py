@@ -259,6 +259,7 @@ def train_family(runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY)
         stacked = torch.stack(losses)
         steps = stacked.tolist()  # waits for the device, so the clock is read after it
         seconds, means, accuracies = time.perf_counter() - start, stacked.mean(0).tolist(), trainer.accuracy()
+        watch.note(epoch + 1, {"train loss": means, "accuracy": accuracies})
         for place, history in enumerate(histories):
             own = slice(place * len(run.seeds), (place + 1) * len(run.seeds))
             history.step_losses += [step[own] for step in steps]

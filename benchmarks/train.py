@@ -192,6 +192,7 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
             history.steps.append(number)
             history.seconds.append(round(spent, 6))
             history.error.append(float(f"{error:.6g}") if math.isfinite(error) else None)
+            watch.note(number, {"error": [history.error[-1]]})
         if progress >= 1 or is_over or history.error[-1] is None:
             return history
         if not kind.searches:

@@ -4,11 +4,12 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -121,6 +122,8 @@ class Watch(NamedTuple):
     """Whom a run tells while it trains."""
 
     tick: Callable[[], object] = lambda: None  # called after every step
+    #: Called with how far a run is, in epochs or steps, and what was measured: name → a value for each seed or run.
+    note: Callable[[int, Mapping[str, Sequence[float | None]]], object] = lambda at, measured: None
 
 
 NOBODY = Watch()
@@ -137,6 +140,34 @@ class Kind(NamedTuple):
     seconds: Callable[[Any], float | None] = lambda run: None  # run → those that it is given, in place of steps
     #: (run, whether to download) → data of that run and all others of its command.
     load: Callable[[Any, bool], Any] = lambda run, download: None
+
+
+def summary_writer() -> Any:
+    """The class of torch's own writer; a ValueError without the package whose format it writes."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        why = "--log tensorboard needs the package tensorboard; pip install tensorboard brings it."
+        raise ValueError(why) from error
+    return SummaryWriter
+
+
+@contextmanager
+def logged(folder: Path | None, tick: Callable[[], object]) -> Iterator[Watch]:
+    """Yield what moves a progress bar and writes scalars to a folder, in the files that TensorBoard reads."""
+    if folder is None:
+        yield Watch(tick)
+        return
+    with summary_writer()(str(folder)) as writer:
+
+        def note(at: int, measured: Mapping[str, Sequence[float | None]]) -> None:
+            for name, values in measured.items():
+                for number, value in enumerate(values):
+                    if value is not None:
+                        writer.add_scalar(f"{name}/{number}" if len(values) > 1 else name, value, at)
+            writer.flush()
+
+        yield Watch(tick, note)
 
 
 def run_all(
@@ -174,9 +205,13 @@ def _run_mine(
         overall = progress.add_task("runs", total=len(waiting))
         for family in families.values():
             settings = family[0].settings()
-            named = [str(settings[name]) for name in ("method", "activation", "norm", "optimizer") if name in settings]
-            task = progress.add_task(f"{len(family)} × {', '.join(named)}", total=kind.steps(family[0], data))
-            results = kind.train(family, data, Watch(partial(progress.advance, task)))
+            shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
+            last = f"{settings['lr']:g}" if "lr" in settings else str(settings["optimizer"])
+            shown.append(f"{len(family)} runs" if len(family) > 1 else last)
+            task = progress.add_task(", ".join(shown), total=kind.steps(family[0], data))
+            folder = store.log and store.log / "-".join([*shown, family[0].key(part)])
+            with logged(folder, partial(progress.advance, task)) as watch:
+                results = kind.train(family, data, watch)
             for run, result in zip(family, results, strict=True):
                 kept = result if part is None else {"part": part, "score": kind.score(result)}
                 about = {"computes": run.computes(), "settings": run.settings(), "environment": environment()}

@@ -48,10 +48,11 @@ class Store:
     Args:
         path: the file.
         study: whose results these are, of a file that is not there yet.
+        log: where runs write scalars while they train, a folder for each; None is nowhere.
     """
 
-    def __init__(self, path: Path, study: str | None = None) -> None:
-        self.path, self._study = path, study
+    def __init__(self, path: Path, study: str | None = None, log: Path | None = None) -> None:
+        self.path, self._study, self.log = path, study, log
 
     @property
     def study(self) -> str:

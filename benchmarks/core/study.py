@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
@@ -38,6 +38,7 @@ class Training(Options):
     """What every study has that trains."""
 
     download: bool = False  # fetch CIFAR-10 or tinyshakespeare into ./data
+    log: Literal["tensorboard"] | None = None  # also write losses while they train, to OUT/NAME.tensorboard
 
 
 @dataclass

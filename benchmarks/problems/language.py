@@ -103,7 +103,7 @@ class History:
 
 def train(run: TextRun, text: Text, watch: Watch = NOBODY) -> History:
     """Train one run on a text that is on its device; a part shorter than a window is a ValueError."""
-    trainer = Trainer(run, text)
+    trainer = Trainer(run, text, watch)
     trainer.measure(0, [])
     every, losses = max(1, round(run.steps / MEASUREMENTS)), list[float]()
     for number, windows in enumerate(batches(run, text.train), start=1):
@@ -122,8 +122,8 @@ def train(run: TextRun, text: Text, watch: Watch = NOBODY) -> History:
 class Trainer:
     """A model, its optimizers, and the record of its training."""
 
-    def __init__(self, run: TextRun, text: Text) -> None:
-        self.run, self.history = run, History()
+    def __init__(self, run: TextRun, text: Text, watch: Watch = NOBODY) -> None:
+        self.run, self.history, self._watch = run, History(), watch
         self.model = build_model(run, len(text.vocabulary))
         self.optimizers = build_optimizers(self.model, run)
         windows = _windows(text.validation, run)
@@ -159,6 +159,7 @@ class Trainer:
         history.train_loss.append(training)
         history.validation_loss.append(validation)
         history.diverged = validation is None or (step > 0 and training is None)
+        self._watch.note(step, {"train loss": [training], "validation loss": [validation]})
         self._started = time.perf_counter()
 
     @torch.no_grad()

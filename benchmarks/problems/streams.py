@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..core.runs import Kind, Watch
 from ..optimizers import OF_MODELS
-from ..train import FieldRun, perceptron
+from ..train import MEASUREMENTS, FieldRun, perceptron
 
 #: Values in a window, and units of both hidden layers.
 TAPS, WIDTH = 16, 64
@@ -187,6 +187,8 @@ def train(run: StreamRun, watch: Watch) -> dict[str, Any]:
     for row, (window, target) in enumerate(zip(signal.windows, signal.targets, strict=True)):
         errors[row] = loop.step(window, target)
         watch.tick()
+        if row % (len(errors) // MEASUREMENTS or 1) == 0:
+            watch.note(row, {"error": [errors[row].item()]})
         if not errors[row].isfinite():
             break
     return {"error": relative_error(errors, signal), "seconds": round(time.process_time() - start, 6)}

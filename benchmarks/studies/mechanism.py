@@ -47,6 +47,7 @@ def follow(run: ImageRun, data: Dataset, watch: Watch = NOBODY) -> Result:
         set_rate(run, trainer.optimizers, taken / steps)
         if taken in points:
             found.append(_measured(trainer, [take(data, rows) for rows in held]))
+            watch.note(taken, {name: [value] for name, value in found[-1].items()})
         trainer.step(index)
         watch.tick()
     columns = {name: [point[name] for point in found] for name in QUANTITIES}

@@ -1,6 +1,7 @@
 """The command line: resuming, interruption, shares of ranks, and mistakes in one line."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -198,3 +199,32 @@ def test_help_has_the_text_of_every_option(capsys):
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
     assert "passes over the training set" in re.sub(r"[\s│╭╮╰╯─]+", " ", capsys.readouterr().out)
+
+
+def test_log_without_its_package_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert main([*SMALL, "--methods", "none", "--log", "tensorboard", "--out", str(tmp_path)]) == 2
+    assert "pip install tensorboard" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+TEXTS = ["char-lm", "--norms", "none", "--steps", "2", "--seeds", "1", "--preset", "tiny", "--device", "cpu"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("command", "method", "tags"),
+    [
+        (SMALL, "none", {"train loss/0", "train loss/1", "accuracy/0", "accuracy/1"}),
+        (TEXTS, "adamw", {"train loss", "validation loss"}),
+    ],
+    ids=["images", "language"],
+)
+def test_log_holds_losses_of_every_run(command, method, tags, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert main([*command, "--methods", method, "--log", "tensorboard", "--out", str(tmp_path)]) == 0
+    (folder,) = (tmp_path / f"{command[0]}.tensorboard").iterdir()
+    assert folder.name.startswith(method)
+    events = accumulator.EventAccumulator(str(folder)).Reload()
+    assert set(events.Tags()["scalars"]) == tags
+    assert all(math.isfinite(event.value) for tag in tags for event in events.Scalars(tag))

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from adiv_optim.diagnostics import divergence
 from benchmarks.__main__ import main
+from benchmarks.core.runs import Watch
 from benchmarks.core.store import Store
 from benchmarks.data import load
 from benchmarks.ensemble import Loops
@@ -19,7 +20,9 @@ from .conftest import result, stored
 def test_first_point_is_the_divergence_of_the_first_step(method):
     digits = load("digits").to("cpu", torch.float64)
     run = ImageRun("digits", method, "tanh", (5,), 256, "sgd", lr=0.1, epochs=2, seeds=(0,), backend="loop")
-    found = mechanism.follow(run, digits)
+    noted = []
+    found = mechanism.follow(run, digits, Watch(note=lambda step, measured: noted.append((step, *measured["cosine"]))))
+    assert noted == list(zip(found["steps"], found["cosine"], strict=True))
     assert found["steps"][0] == 0
     assert len(found["cosine"]) == len(set(found["steps"])) == mechanism.POINTS
     assert found["cosine"][-1] != found["cosine"][0]

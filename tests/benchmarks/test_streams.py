@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.core.runs import NOBODY
+from benchmarks.core.runs import NOBODY, Watch
 from benchmarks.problems.streams import (
     DECAY,
     SIGNALS,
@@ -109,4 +109,8 @@ def test_error_is_relative_to_scaled_targets_of_the_second_half():
 
 def test_a_network_that_diverges_has_no_error():
     assert train(run_of("sgd", lr=1e9, steps=60), NOBODY)["error"] is None
-    assert 0 < train(run_of("sgd", lr=0.01, steps=60), NOBODY)["error"] < 10
+    noted = dict[int, float]()
+    watch = Watch(note=lambda row, measured: noted.update({row: measured["error"][0]}))
+    assert 0 < train(run_of("sgd", lr=0.01, steps=60), watch)["error"] < 10
+    assert list(noted) == list(range(0, 60, 2))
+    assert all(map(math.isfinite, noted.values()))
