@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import vmap
 
 from benchmarks.core.arms import compared_by
+from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon
 from benchmarks.problems import friedman, pictures, regression
 from benchmarks.problems.equations import EquationRun, Solver
@@ -101,6 +102,16 @@ def test_time_is_drawn_where_one_computer_ran_all_arms():
     here, there = ({"environment": {"processor": name}} for name in ("here", "there"))
     assert list(compared_by([here, here])) == ["steps", "seconds"]
     assert list(compared_by([here, there])) == ["steps"]
+
+
+def test_regret_is_of_dampings_whose_runs_are_all_there():
+    def trial(damping, crop):
+        settings = {"method": "whitened", "optimizer": "adam", "damping": damping, "lr": 0.01, "crop": crop}
+        return {"settings": settings, "score": 1.0}
+
+    part = [trial(0.1, 0), trial(0.1, 1), trial(1.0, 0)]
+    assert regrets(part, float).empty
+    assert len(regrets([*part, trial(1.0, 1)], float)) == 1
 
 
 @pytest.mark.parametrize("data_set", ["friedman1-10000", "diabetes"])
