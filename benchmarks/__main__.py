@@ -14,7 +14,7 @@ from . import gpu, reproduce
 from .catalogue import STUDIES
 from .core.runs import check_device, summary_writer
 from .core.store import Store
-from .core.study import Absent, Options, insert, parsed, report, show, shown, write_tables
+from .core.study import Absent, Options, files, insert, parsed, report, show, shown
 from .digests import DIGESTS, values
 from .methods import added
 
@@ -85,8 +85,11 @@ def _report(options: ReportOptions) -> int:
     if options.pages == ():
         pages, tables = [*shown(STUDIES, DIGESTS), *values.PAGES], TABLES
     stores = {path.stem: Store(path) for path in paths}
-    filled = {page: values.filled(insert(page, sections, tables), stores) for page in pages}  # all of them, or none
-    write_tables(sections, tables)
+    whole = files(sections)
+    filled = {page: values.filled(insert(page, sections, tables), stores, whole) for page in pages}  # all, or none
+    tables.mkdir(parents=True, exist_ok=True)
+    for file, table in whole.items():
+        (tables / f"{file}.csv").write_text(table.csv())
     for page, text in filled.items():
         page.write_text(text)
     return 0

@@ -5,6 +5,7 @@ An arm is a normaliser, an optimizer and a wrapper. `train.py` makes its runs.
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from ..methods import METHODS
 from ..optimizers import OF_MODELS
 from .figure import panels, shade
 from .runs import Kind, R, Run, run_all
-from .store import Result, Store
+from .store import Result, Store, setting
 from .study import Sections, protocols
 from .tables import Cell, Section, Table, exact, grouped, machine, paired, ranged
 from .tune import around, choose
@@ -66,14 +67,8 @@ def compete(
 ) -> R:  # fmt: skip
     """Search around an arm's first trial, make the runs that tables show, and return the best trial; see `choose`.
 
-    Args:
-        first: the trial that the search begins with.
-        trials: how many there are.
-        kind: how runs are made.
-        store: where they are kept.
-        loss: of a final error, in a mean over the runs of a trial.
-        shown: settings in which the runs that tables show differ from the best trial.
-        tuned_on: settings in which the runs of one trial differ.
+    `loss` is of a final error, and averaged over the runs of a trial, which differ in the settings `tuned_on`. Those
+    that tables show differ from the best trial in the settings `shown`.
     """
     (best,) = choose([around(first, trials)], kind, store, loss, each=partial(variants, changes=tuned_on))
     run_all(variants(best, shown), kind, store)
@@ -92,28 +87,23 @@ def label(settings: Mapping[str, Any] | Run) -> str:
     return ", ".join([f"{norm}{name} {optimizer}", *details, *rows, *width])
 
 
+#: What one run of each arm has in common, and what trials choose.
+_problem, _tuned = setting("data_set", "crop", "seed"), setting("lr", "damping", "inner")
+
+
 def arm(result: Result) -> Arm:
     """The arm of a run."""
-    return Arm(*(result["settings"].get(name) for name in Arm._fields))
-
-
-def problem(result: Result) -> tuple[Any, ...]:
-    """What one run of each arm has in common: crop, data set, seed."""
-    return tuple(result["settings"].get(name) for name in ("data_set", "crop", "seed"))
+    return Arm(*setting(*Arm._fields)(result))
 
 
 def errors(results: Iterable[Result]) -> dict[tuple[Any, ...], float]:
     """Problem → final error; infinite where a run broke down."""
-    return {problem(r): math.inf if r["error"][-1] is None else r["error"][-1] for r in results}
+    return {_problem(r): math.inf if r["error"][-1] is None else r["error"][-1] for r in results}
 
 
 def chosen(results: Iterable[Result]) -> list[Result]:
     """The runs with the settings that each arm's trials chose last."""
-    return [r for runs in grouped(results, arm).values() for r in runs if _settings(r) == _settings(runs[-1])]
-
-
-def _settings(result: Result) -> tuple[Any, ...]:
-    return tuple(result["settings"].get(name) for name in ("lr", "damping", "inner"))
+    return [r for runs in grouped(results, arm).values() for r in runs if _tuned(r) == _tuned(runs[-1])]
 
 
 def pace(result: Result) -> float:
@@ -179,18 +169,14 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Arm, int], dra
     return Table.of(rows, worth=[drawn(key) for key in order])
 
 
-def _computer(result: Result) -> str:
-    return str(result["environment"]["processor"])
-
-
 def _network(result: Result) -> tuple[Any, ...]:
-    return _computer(result), result["settings"].get("hidden")
+    return result["environment"]["processor"], result["settings"].get("hidden")
 
 
 def compared_by(results: Iterable[Result]) -> dict[str, str]:
     """Return what runs are drawn against, and the panels' titles: steps, and time if one computer ran them all."""
     by_steps, by_time = {"steps": "by steps"}, {"seconds": "by processor time"}
-    return by_steps | (by_time if len(set(map(_computer, results))) == 1 else {})
+    return by_steps | (by_time if len({r["environment"]["processor"] for r in results}) == 1 else {})
 
 
 def style(arm: Arm) -> dict[str, Any]:
@@ -231,23 +217,17 @@ def sections(
     store: Store, name: str, folder: Path, look: Look, named: Callable[[Mapping[str, Any]], tuple[str, str]],
     drawn: Callable[[Arm], bool],
 ) -> Sections:  # fmt: skip
-    """A section for every protocol: heading, figure, table, caption.
+    """A section for every protocol of a file with this name: heading, figure, table, caption.
 
-    Args:
-        store: the results.
-        name: of their file.
-        folder: for figures.
-        look: how errors are shown.
-        named: settings → what is put behind the name of the section, and its heading.
-        drawn: whether an arm is in the figure, and its row on a page.
+    `named` is settings → what is put behind the name of the section, and its heading; `drawn` is whether an arm is in
+    the figure, and its row on a page.
     """
     parts: Sections = {}
     searched = grouped(store.read("search"), lambda r: named(r["settings"])[0])
     for _, every, _ in protocols(store, name, *WITHIN):
         results = chosen(every)
         suffix, heading = named(results[0]["settings"])
-        points = {(arm(r), *_settings(r)) for r in searched.get(suffix, [])}
-        trials = {key: len(each) for key, each in grouped(points, lambda point: point[0]).items()}
+        trials = Counter(key for key, _ in {(arm(r), _tuned(r)) for r in searched.get(suffix, [])})
         _figure([r for r in results if drawn(arm(r))], look, heading, folder / f"{name}-{suffix}.png")
         machines = " ".join(dict.fromkeys(machine(r["environment"]) for r in results))
         loosely = "Time per step is processor time, in Adam's steps, often of another day."

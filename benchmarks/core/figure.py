@@ -1,7 +1,6 @@
 """What every figure of results is made of."""
 
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,6 @@ import pandas as pd
 
 from ..methods import Method
 from .tables import mean_and_error
-
-#: Of every figure, in inches: at the 850 pixels that a page shows, letters of 10 points are 12 pixels high.
-WIDTH = 9.6
-#: Characters of a label up to which three stand beside each other in a legend.
-LONGEST = 40
 
 
 def band(axis: Any, x: Sequence[float], values: Sequence[Sequence[float]], style: str = "-", **look: Any) -> None:
@@ -62,8 +56,9 @@ def panels(
     """
     columns = columns or (len(names) if len(names) < 4 else 2 if len(names) == 4 else 3)
     rows = -(-len(names) // columns)
+    # At the 850 pixels that a page shows of these inches, letters of 10 points are 12 pixels high.
     fig, grid = plt.subplots(
-        rows, columns, figsize=(WIDTH, height * rows + 1.2), sharey=sharey, squeeze=False, layout="constrained"
+        rows, columns, figsize=(9.6, height * rows + 1.2), sharey=sharey, squeeze=False, layout="constrained"
     )
     axes, spare = list(grid.flat)[: len(names)], list(grid.flat)[len(names) :]
     with saved(fig, path):
@@ -83,24 +78,13 @@ def panels(
         }
         # What names no line comes last.
         handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith(("band", "thin"))))
-        ncols = 3 if max(map(len, handles), default=0) <= LONGEST else 2
+        ncols = 3 if max(map(len, handles), default=0) <= 40 else 2  # characters of the longest label
         fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False)
         # A long legend makes the figure higher, and not its panels lower.
         fig.set_figheight(fig.get_figheight() + 0.21 * max(0, len(handles) / ncols - 5))
-        fig.suptitle(wrapped(title, 101), fontsize=11)
-
-
-def wrapped(title: str, width: int) -> str:
-    r"""A title in lines of at most `width` characters, broken between phrases alone.
-
-    Example:
-        >>> wrapped("CIFAR-10, [3072, 32, 10], batch 32: rates", 25)
-        'CIFAR-10, [3072, 32, 10],\nbatch 32: rates'
-    """
-    # A space within a phrase is one that lines are not broken at, until they are.
-    phrases = re.sub(r"(?<![,:]) | (?=[^\[(]*[\])])", "\N{NO-BREAK SPACE}", title)
-    lines = textwrap.wrap(phrases, width, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+        # What is longer than a line is broken between phrases, and not within brackets.
+        lines = re.sub(r"(.{1,100}[,:]) (?![^\[(]*[\])])", r"\1\n", title, count=1) if len(title) > 101 else title
+        fig.suptitle(lines, fontsize=11)
 
 
 @contextmanager

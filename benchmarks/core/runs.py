@@ -220,20 +220,13 @@ def _run_mine(
             progress.advance(overall, len(family))
 
 
-#: Settings in which runs may differ whose steps take as long.
-_AS_LONG = {
-    "activation", "crop", "damping", "embedding_deviation", "embedding_lr", "epochs", "gain", "held_out", "lr",
-    "rescaled", "seconds", "seed", "signal", "steps", "weight_decay",
-}  # fmt: skip
-
-
 def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
-    """How long runs will take, by the pace of some steps of every kind of them."""
-    given = {run: kind.seconds(run) for run in runs}
-    by_steps = [run for run, seconds in given.items() if seconds is None]
-    groups = grouped(by_steps, lambda run: str({n: v for n, v in run.settings().items() if n not in _AS_LONG})).values()
-    total = sum(seconds or 0 for seconds in given.values())
-    total += sum(pace(alike[0], kind, data) * sum(kind.steps(run, data) for run in alike) for alike in groups)
+    """How long runs will take, by the pace of some steps of the first, the middle and the last of them."""
+    by_steps = [run for run in runs if kind.seconds(run) is None]
+    total = sum(kind.seconds(run) or 0.0 for run in runs)
+    if by_steps:
+        paces = [pace(by_steps[place], kind, data) for place in {0, len(by_steps) // 2, len(by_steps) - 1}]
+        total += statistics.fmean(paces) * sum(kind.steps(run, data) for run in by_steps)
     if total < 60:
         return f"{math.ceil(total)} seconds"
     return f"{total / 3600:.2g} hours" if total > 3600 else f"{total / 60:.2g} minutes"

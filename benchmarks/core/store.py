@@ -13,12 +13,11 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from functools import cache, lru_cache
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,9 +28,10 @@ Result = dict[str, Any]
 
 
 def setting(*names: str) -> Callable[[Result], Any]:
-    """What reads a setting of results, or a tuple of several."""
-    read = itemgetter(*names)
-    return lambda result: read(result["settings"])
+    """What reads a setting of results, or a tuple of several; None stands for one that a run does not have."""
+    if len(names) == 1:
+        return lambda result: result["settings"].get(names[0])
+    return lambda result: tuple(map(result["settings"].get, names))
 
 
 def digest(value: Any) -> str:
@@ -57,29 +57,23 @@ class Store:
     @property
     def study(self) -> str:
         """Whose results these are."""
-        first = next(_lines(self.path), {}) if self._study is None else {"study": self._study}
-        if "study" not in first:
+        study = self._study or self._lines().first.get("study")
+        if study is None:
             raise ValueError(f"{self.path} does not begin with the study that it is of; it is no file of results.")
-        return first["study"]
+        return str(study)
 
     def check(self) -> None:
-        """Raise, before anything trains, if the file is of another study, is damaged, or cannot be written."""
-        if self.path.is_file() and self.path.stat().st_size and (of := Store(self.path).study) != self._study:
+        """Raise, before anything trains, if the file is of another study, is damaged, or its folder cannot be made."""
+        if self.path.exists() and self.path.stat().st_size and (of := Store(self.path).study) != self._study:
             raise ValueError(f"{self.path} is of the study {of!r}, and not of {self._study!r}; choose another --name.")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"--out {self.path.parent} cannot be made ({error}); choose another folder.") from error
-        if self.path.is_dir() or not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
-            raise OSError(f"--out {self.path.parent}: {self.path.name} cannot be written there; choose another folder.")
-        self.computed()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def read(self, part: str | None = None) -> list[Result]:
         """The results of a part: None is what tables show; "search" and "trials", say, hold what chose settings.
 
         They are to be read only: whoever asks again is given the same ones.
         """
-        return [result for result in self._results().values() if result.get("part") == part]
+        return [result for result in self._lines().results.values() if result.get("part") == part]
 
     def has(self, key: str, computes: str | None = None) -> bool:
         """Whether a line of this key is there, computed as now."""
@@ -87,7 +81,7 @@ class Store:
 
     def computed(self) -> dict[str, str | None]:
         """The key of every line, and the hash of what its method computed."""
-        return {key: found.get("computes") for key, found in self._results().items()}
+        return {key: found.get("computes") for key, found in self._lines().results.items()}
 
     def add(self, key: str, result: Mapping[str, Any]) -> None:
         """Write one result as one whole line; a torn last line, as a killed process may leave one, is cut off.
@@ -99,61 +93,57 @@ class Store:
             fcntl.flock(file, fcntl.LOCK_EX)  # ranks share a file
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
-            known = list(_lines(self.path))
+            known = _lines.__wrapped__(self.path, 0, 0)  # this version of the file is not kept: a line follows
+            lines = list[dict[str, Any]]()
             settings, place = dict(result.get("settings", {})), digest(result["environment"])
-            lines: list[dict[str, Any]] = []
-            if not known:
+            if not known.first:
                 lines.append({"study": self.study, "settings": settings})
-            if not any(line.get("id") == place for line in known):
+            if place not in known.environments:
                 lines.append({"id": place, **result["environment"]})
-            first = (known or lines)[0]["settings"]
-            names = [name for name in {**first, **settings} if first.get(name) != settings.get(name)]
-            own = {name: settings.get(name) for name in names}
+            first = (known.first or lines[0])["settings"]
+            own = {name: settings.get(name) for name in {**first, **settings} if first.get(name) != settings.get(name)}
             lines.append({"key": key, **result, "environment": place, "settings": own})
             text = (json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines)
-            data = "".join(text).encode()
-            if os.write(file.fileno(), data) < len(data):
-                raise OSError(f"{self.path}: the disk took part of a line; free some space and run again.")
+            file.write("".join(text).encode())
 
-    def _results(self) -> Mapping[str, Result]:
+    def _lines(self) -> "_Lines":
         if not self.path.exists():
-            return {}
+            return _Lines({}, {}, {})
         stat = self.path.stat()
-        return _results(self.path, stat.st_mtime_ns, stat.st_size)
+        return _lines(self.path, stat.st_mtime_ns, stat.st_size)
+
+
+class _Lines(NamedTuple):
+    """What the lines of a file say."""
+
+    first: dict[str, Any]  # the study and its first settings
+    environments: dict[str, Any]
+    results: dict[str, Result]  # by their keys
 
 
 @lru_cache(maxsize=64)
-def _results(path: Path, time: int, size: int) -> Mapping[str, Result]:
-    """Every result of a file by its key, read once for a time and a size: lines are only added."""
-    found: dict[str, Result] = {}
-    environments, first = dict[str, Any](), dict[str, Any]()
-    for number, line in enumerate(_lines(path), start=1):
+def _lines(path: Path, time: int, size: int) -> _Lines:
+    """Every whole line of a file, read once for a time and a size: lines are only added.
+
+    What stands behind the last end of line was cut off while it was written.
+    """
+    found = _Lines({}, {}, {})
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            if "study" in line:
-                first = dict(line["settings"])
+            line = json.loads(text)
+            if number == 1:
+                found.first.update(line)
             elif "id" in line:
-                environments[line.pop("id")] = line
+                found.environments[line.pop("id")] = line
             else:
-                settings = {name: value for name, value in {**first, **line["settings"]}.items() if value is not None}
-                place = environments[line["environment"]]
-                found[line["key"]] = {**line, "settings": settings, "environment": place}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(_damaged(path, number, f"no line of a result: {error!r}")) from error
+                merged = {**found.first["settings"], **line["settings"]}
+                settings = {name: value for name, value in merged.items() if value is not None}
+                environment = found.environments[line["environment"]]
+                found.results[line["key"]] = {**line, "settings": settings, "environment": environment}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # of its letters, its JSON or what it holds
+            why = f"{path}, line {number} is no line of results: {error!r}"
+            raise ValueError(f"{why}; restore the file or delete the line.") from error
     return found
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line; what stands behind the last end of line was cut off while it was written."""
-    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for number, line in enumerate(whole, start=1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:  # of its letters, or of its JSON
-            raise ValueError(_damaged(path, number, f"no JSON: {error}")) from error
-
-
-def _damaged(path: Path, number: int, why: str) -> str:
-    return f"{path}, line {number} is {why}; restore the file or delete the line."
 
 
 def public_name(data: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import tyro
 
 from ..methods import METHODS
-from .runs import measure
+from .runs import check_known, measure
 from .store import Result, Store
 from .tables import Section, Table, grouped
 
@@ -85,10 +85,7 @@ def refuse_given(options: Options, names: Iterable[str], why: str) -> None:
 def check_length(store: Store, *, unless: str = "", **length: Any) -> None:
     """Raise a ValueError if the file has runs of another length, which one table would mix with those of this one.
 
-    Args:
-        store: the file.
-        unless: a setting; runs that have it are not looked at.
-        length: settings by name; runs that have none of them are not looked at.
+    A length is settings by name; runs that have none of them, or have the setting `unless`, are not looked at.
     """
     for settings in (result["settings"] for result in store.read()):
         there = {name: settings.get(name) for name in length}
@@ -143,7 +140,7 @@ class Digest:
     of: Sequence[str]  # the names of their files; without one of them there is no section
     #: Stores by name, own name, folder for figures → section.
     section: Callable[[Mapping[str, Store], str, Path], Section]
-    pages: Sequence[str] = ()  # that show it
+    page: str  # that shows it
 
 
 def measurement(
@@ -192,17 +189,14 @@ def report(
     figures: Path | None = None,
 ) -> Sections:
     """Write the figures of some files of results, beside them or into a folder; return Markdown by name."""
-    sections: Sections = {}
-    stores: dict[str, Store] = {}
+    sections, stores = Sections(), dict[str, Store]()
     for path in paths:
         store, folder = Store(path), figures or path.parent
         if store.study not in studies:
             raise ValueError(f"{path} is of the study {store.study!r}, which is not there; move it to another folder.")
         results = store.read()
-        methods = {result["settings"].get("method", "none") for result in results}
-        if unknown := methods - METHODS.keys():
-            where = "which benchmarks/methods does not have; name the file that does by --method-file"
-            raise ValueError(f"{path} has runs of method {min(unknown)!r}, {where}.")
+        if unknown := {result["settings"].get("method", "none") for result in results} - METHODS.keys():
+            raise ValueError(f"{path} has runs of method {min(unknown)!r}; name the file that has it by --method-file.")
         if results:  # not only what is to choose settings
             stores[path.stem] = store
             sections |= studies[store.study].report(store, path.stem, folder)
@@ -216,7 +210,7 @@ def report(
 
 def shown(studies: Mapping[str, Study], digests: Mapping[str, Digest]) -> list[Path]:
     """The pages that show results, from the root of a clone."""
-    pages = {study.page for study in studies.values()} | {page for each in digests.values() for page in each.pages}
+    pages = {study.page for study in studies.values()} | {digest.page for digest in digests.values()}
     return sorted(Path(page) for page in pages - {""})
 
 
@@ -229,17 +223,10 @@ def show(sections: Sections, figures: Path) -> None:
             print(f"figure: {figure}")
 
 
-def files(name: str, section: Section) -> dict[str, Table]:
-    """The tables of a section by the names of their files; without an ending."""
-    return {f"{name}-{table.name}" if table.name else name: table for table in section.tables}
-
-
-def write_tables(sections: Sections, folder: Path) -> None:
-    """Write every table, whole and unrounded, to a file of comma-separated values."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, section in sections.items():
-        for file, table in files(name, section).items():
-            (folder / f"{file}.csv").write_text(table.csv())
+def files(sections: Sections) -> dict[str, Table]:
+    """The tables of sections by the names of their files, without an ending."""
+    named = ((name, table) for name, section in sections.items() for table in section.tables)
+    return {f"{name}-{table.name}" if table.name else name: table for name, table in named}
 
 
 def insert(page: Path, sections: Sections, tables: Path) -> str:
@@ -251,19 +238,17 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
     """
 
     def filled(place: re.Match[str]) -> str:
-        opening, kind, named, columns = place.groups()
-        names = named.split(" ") if kind == "link" else [named]
-        if unknown := [name for name in names if name not in sections]:
-            raise ValueError(f"{page} wants results {unknown[0]!r}; there are {', '.join(sections)}.")
-        without = columns.split("; ") if columns else []
-        known = dict.fromkeys(title for table in sections[names[0]].tables for title in table.header)
-        if missing := set(without) - known.keys():
-            raise ValueError(f"{page} leaves out a column {min(missing)!r} of {named}, which has {', '.join(known)}.")
-        folder = os.path.relpath(tables, page.parent)
-        links = [f"[{file}.csv]({folder}/{file}.csv)" for name in names for file in files(name, sections[name])]
-        what = f"All rows: {', '.join(links)}." if links else ""
+        opening, kind, names, columns = place.groups()
+        without, folder = columns.split("; ") if columns else [], os.path.relpath(tables, page.parent)
+        check_known(f"results on {page}", names.split(), sections)
+        named = {name: sections[name] for name in names.split()}
+        whole = files(named)
+        check_known(
+            f"column of {names} on {page}", without, [title for each in whole.values() for title in each.header]
+        )
+        what = f"All rows: {', '.join(f'[{file}.csv]({folder}/{file}.csv)' for file in whole)}." if whole else ""
         if kind != "link":
-            what = sections[named].on_page(what, without=without)
+            what = named[names].on_page(what, without=without)
         return f"{opening}\n\n{what}\n\n<!-- end -->"
 
     place = r"(<!-- (results|link):(.+?)(?: without (.*?))? -->).*?<!-- end -->"

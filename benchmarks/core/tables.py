@@ -194,13 +194,9 @@ def pivot(
     columns: Mapping[Any, str],
     cells: Mapping[tuple[Any, Any], str | Cell],
 ) -> Table:
-    """A table of what was measured at some rows and columns; where nothing was, it is empty.
+    """A table of what was measured at some rows and columns, (row, column) → cell; where nothing was, it is empty.
 
-    Args:
-        head: over the labels of the rows.
-        rows: row → its label, or several, in order; one without a cell is left out.
-        columns: column → its header, likewise.
-        cells: (row, column) → what stands there.
+    A row has a label or several, under `head`, and a column a header; those without a cell are left out.
     """
     there = {row for row, _ in cells}
     titles = {column: title for column, title in columns.items() if any(column == other for _, other in cells)}
@@ -240,11 +236,8 @@ class Section:
         """What a page shows, with links to the whole tables below it: the rows worth it of each table."""
         shown = [part if isinstance(part, str) else part.markdown(short=True, without=without) for part in self.parts
                  if isinstance(part, str) or part.worth != []]  # fmt: skip
-        if links and isinstance(self.parts[-1], str):
-            shown[-1] += f" {links}"
-        elif links:
-            shown.append(links)
-        return "\n\n".join(shown)
+        before_links = " " if isinstance(self.parts[-1], str) else "\n\n"
+        return "\n\n".join(shown) + (before_links + links if links else "")
 
 
 def markdown(header: Sequence[str], rows: Iterable[Row]) -> str:

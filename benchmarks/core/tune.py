@@ -19,35 +19,24 @@ def choose(
     searches: Sequence[Search], kind: Kind, store: Store, loss: Callable[[Any], float] = float, *,
     part: str = "search", each: Callable[[R], Sequence[R]] = lambda run: [run], download: bool = False,
 ) -> list[Any]:  # fmt: skip
-    """The run of the lowest loss of every search, all of which go on side by side.
+    """The run of the lowest loss of every search, all of which go on side by side, with trials in a part of the store.
 
-    Args:
-        searches: say what is to be tried; of runs that are level the first in the file is chosen.
-        kind: how runs are made.
-        store: where trials are kept.
-        loss: of a score; of one that is None, where a run broke down, it is infinite.
-        part: of the store.
-        each: the runs that make one trial, whose losses are averaged.
-        download: whether data is to be fetched.
+    `loss` is of a score; of one that is None, where a run broke down, it is infinite. A trial is the runs that `each`
+    makes of one, and has their mean loss; of trials that are level the first in the file is chosen.
     """
-    asked = [list(dict.fromkeys(search({}))) for search in searches]
+    asked = [dict.fromkeys(search({})) for search in searches]
     while True:
         run_all([one for own in asked for run in own for one in each(run)], kind, store, part=part, download=download)
-        found = {result["key"]: result["score"] for result in store.read(part)}
-        places = {key: place for place, key in enumerate(found)}
-
-        def mean(run: Any, found: Mapping[str, Any] = found) -> float:
-            scores = [found[one.key(part)] for one in each(run)]
-            return math.inf if None in scores else statistics.fmean(map(loss, scores))
-
-        def place(run: Any, places: Mapping[str, int] = places) -> int:
-            return places[each(run)[0].key(part)]
-
-        tried = [{run: mean(run) for run in sorted(own, key=place)} for own in asked]
+        scores = {r["key"]: math.inf if r["score"] is None else loss(r["score"]) for r in store.read(part)}
+        places = {key: place for place, key in enumerate(scores)}
+        keys = {run: [one.key(part) for one in each(run)] for own in asked for run in own}
+        in_order = sorted(keys, key=lambda run: places[keys[run][0]])
+        losses = {run: statistics.fmean(scores[key] for key in keys[run]) for run in in_order}
+        tried = [{run: mean for run, mean in losses.items() if run in own} for own in asked]
         new = [search(own) for search, own in zip(searches, tried, strict=True)]
         if not any(new):
             return [min(own, key=own.__getitem__) for own in tried]
-        asked = [[*own, *more] for own, more in zip(asked, new, strict=True)]
+        asked = [own | dict.fromkeys(more) for own, more in zip(asked, new, strict=True)]
 
 
 def grid(runs: Iterable[Any]) -> Search:

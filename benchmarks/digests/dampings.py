@@ -84,11 +84,8 @@ def _table(stores: Stores, name: str, folder: Path) -> Section:
             cells = [exact(statistics.fmean(each) if len(each) else None, ".2f") for each in tried]
             rows.append([f"{field}, {optimizer}", unit, exact(len(searches)), *cells])
     header = ["", "unit", "searches", *(f"{10 ** (column / 8):.1g}" for column in _COLUMNS)]
-    caption = (
-        "What a damping loses, at its best learning rate, against the best of the same search: mean over searches "
-        "(networks, normalisers, ranks). Empty was not tried."
-    )
-    return Section([Table(header, rows), caption])
+    about = "What a damping loses, at its best learning rate, to the best of a search; mean over searches."
+    return Section([Table(header, rows), about])
 
 
-DIGESTS = {"dampings": Digest(("coordinates-ordinary", "char-lm"), _table, ("docs/chooser.md",))}
+DIGESTS = {"dampings": Digest(("coordinates-ordinary", "char-lm"), _table, "docs/chooser.md")}

@@ -57,11 +57,6 @@ class Column(NamedTuple):
     unit: str
     seeds: dict[str, list[float]]  # label of a row → accuracies or losses
 
-    @property
-    def title(self) -> str:
-        """Its header."""
-        return f"{self.panel}, {self.mark}, {self.unit}"
-
 
 def _columns(stores: Stores) -> list[Column]:
     def column(panel: str, mark: str, unit: str, of: Callable[[Row], Sample]) -> Column:
@@ -100,24 +95,18 @@ def _verdict(stores: Stores, name: str, folder: Path) -> Section:
     columns, cells = _columns(stores), dict[tuple[str, str], Cell]()
     _figure(columns, folder / f"{name}.png")
     for column in columns:
+        title = f"{column.panel}, {column.mark}, {column.unit}"
         best = (max if column.unit == "%" else min)(column.seeds.values(), key=statistics.fmean)
         for label, values in column.seeds.items():
             text, numbers = estimate(values, 2 if column.unit == "%" else 3)
             p = {} if values is best else {"p against the best": welch(values, best).p}
-            cells[label, column.title] = Cell(text, {**numbers, **p})
-    titles = {column.title: column.title for column in columns}
-    table = pivot([""], {row.label: [row.label] for row in ROWS}, titles, cells)
+            cells[label, title] = Cell(text, {**numbers, **p})
+    table = pivot([""], {row.label: row.label for row in ROWS}, {title: title for _, title in cells}, cells)
     caption = (
-        "Test accuracy on CIFAR-10 and test loss on characters, lower being better: mean ± standard error over seeds. "
-        "What is empty has not run so. Settings of the last five columns are chosen by another seed on held-out data; "
-        "in the first `BatchIdeal` has a damping of 0.3 from earlier runs that looked at test accuracy. "
-        f"{machine(stores['cifar10'].read()[0]['environment'])}"
+        "Test accuracy on CIFAR-10 and test loss on characters: mean ± standard error over seeds. What is empty has "
+        "not run; docs/results/index.md says how settings were chosen."
     )
     return Section([table, caption])
-
-
-#: The worst mean of a panel is cut, to its number, if the panel would be so many times wider with it.
-_WIDER = 1.5
 
 
 def _figure(columns: list[Column], path: Path) -> None:
@@ -141,7 +130,7 @@ def _figure(columns: list[Column], path: Path) -> None:
             is_loss = pair[0].unit == "nats"
             means = frame.groupby(["row", "mark"])["value"].mean().sort_values(ascending=is_loss)
             first, *_, last, far = means
-            if abs(far - first) > _WIDER * abs(last - first):
+            if abs(far - first) > 1.5 * abs(last - first):  # the worst is cut, to its number
                 edge = last + 0.08 * (last - first)
                 axis.set_xlim(*sorted((edge, first - 0.08 * (last - first))))
                 axis.annotate(
@@ -181,37 +170,31 @@ def _equal_seconds(stores: Stores, name: str, folder: Path) -> Section:
 
 def duration(run: Result) -> float:
     """The seconds that a run has trained, as far as it records its time."""
-    # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
-    goes_on, seconds = "validation_loss" in run or "error" in run, run.get("seconds", [0.0])
+    seconds = run.get("seconds", 0.0)
     if isinstance(seconds, float):  # of a run that is measured once
         return seconds
-    return float(seconds[-1] if goes_on else sum(seconds))
+    # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
+    return float(sum(seconds) if "test_accuracy" in run else seconds[-1])
 
 
 def _runtimes(stores: Stores, name: str, folder: Path) -> Section:
     """How long the runs took that tables show, and how many more chose their settings."""
     rows = list[Cells]()
     for study, store in sorted(stores.items()):
-        runs = store.read()
-        chosen = sum(len(store.read(part)) for part in ("search", "trials"))
-        spent = sum(map(duration, runs)) / 3600
+        runs, chosen = store.read(), sum(len(store.read(part)) for part in ("search", "trials"))
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
-        counts = [exact(len(runs)), exact(chosen or None), exact(spent or None, ".2g")]
-        rows.append([f"`{study}`", data_label(data), *counts])
-    environment = stores[min(stores)].read()[0]["environment"]
-    caption = (
-        "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "
-        f"{machine(environment)}"
-    )
+        hours = exact(sum(map(duration, runs)) / 3600 or None, ".2g")
+        rows.append([f"`{study}`", data_label(data), exact(len(runs)), exact(chosen or None), hours])
+    about = "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top."
+    caption = f"{about} {machine(stores[min(stores)].read()[0]['environment'])}"
     header = ["study", "data", "runs shown", "runs that chose settings", "hours of training"]
     return Section([Table(header, rows), caption])
 
 
-VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")
 DIGESTS = {
-    "verdict": Digest(VERDICT, _verdict, ("docs/results/index.md",)),
+    "verdict": Digest(("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free"), _verdict, "docs/results/index.md"),
     "equal-seconds": Digest(
-        ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, ("docs/results/language-model.md",)
+        ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, "docs/results/language-model.md"
     ),
-    "runtimes": Digest((), _runtimes, ("benchmarks/README.md",)),
+    "runtimes": Digest((), _runtimes, "benchmarks/README.md"),
 }

@@ -1,13 +1,21 @@
-"""What runs reached, whatever they learned, and how far some are ahead of others."""
+"""What runs reached, whatever they learned, and how far some are ahead of others.
 
+Tables of digests say which: `claims.csv` has what is claimed, `values.csv` numbers of sentences, `calls.csv` calls.
+Settings of runs stand there as `method=affine-like; activation=tanh`, and of others those in which these differ.
+"""
+
+import csv
+import json
 import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.arms import chosen, errors
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import protocol
 from ..core.tables import Cell, Difference, grouped, paired, welch
 from ..problems.language import final_validation_loss, worth
@@ -18,6 +26,47 @@ Stores = Mapping[str, Store]
 Settings = Mapping[str, Any]
 #: What runs reached, by problem or seed.
 Sample = Mapping[Any, float]
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """The rows of a table, by their columns."""
+    with (Path(__file__).parent / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def settings(cell: str) -> list[Settings]:
+    """All combinations of settings that a cell names.
+
+    A value is a word or JSON's; null stands for a run without the setting, and `a|b` for runs with any of several.
+
+    Example:
+        >>> settings("method=dyt,none; lr=0.1; rows=null")
+        [{'method': 'dyt', 'lr': 0.1, 'rows': None}, {'method': 'none', 'lr': 0.1, 'rows': None}]
+        >>> [sorted(each["data_set"]) for each in settings("data_set=a|b")]
+        [['a', 'b']]
+    """
+    pairs = [setting.split("=") for setting in cell.split("; ") if setting]
+    values = product(*([_value(text) for text in texts.split(",")] for _, texts in pairs))
+    return [dict(zip([name for name, _ in pairs], each, strict=True)) for each in values]
+
+
+def beside(runs: Settings, cell: str) -> list[Settings]:
+    """The settings of the runs that some are compared with, which differ as a cell says; there are none if it is empty.
+
+    Example:
+        >>> beside({"method": "dyt", "lr": 0.1}, "method=none,layernorm")
+        [{'method': 'none', 'lr': 0.1}, {'method': 'layernorm', 'lr': 0.1}]
+    """
+    return [{**runs, **different} for different in settings(cell)] if cell else []
+
+
+def _value(text: str) -> Any:
+    if "|" in text:
+        return set(text.split("|"))
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 class Measure(NamedTuple):
@@ -43,18 +92,15 @@ class Measure(NamedTuple):
 
     def amount(self, difference: Difference) -> Cell:
         """A difference with its interval; of logarithms a factor."""
-        mean, low, high = difference.mean, difference.low, difference.high
+        numbers = {"": difference.mean, "low": difference.low, "high": difference.high}
         if self.unit == "×":
-            mean, low, high = (10**each for each in (mean, low, high))
+            numbers = {name: 10**each for name, each in numbers.items()}
             # Two digits would let an interval beside 1 touch it.
-            digits = [3 if 0.5 < each < 2 else 2 for each in (mean, low, high)]
-            every = zip((mean, low, high), digits, strict=True)
-            shown, *ends = (f"{each:,.0f}" if each >= 100 else f"{each:.{count}g}" for each, count in every)
-            shown = f"× {shown}"
+            digits = [".3g" if 0.5 < each < 2 else ".2g" if each < 100 else ",.0f" for each in numbers.values()]
         else:
-            spec = {"dB": "+.1f", "nats": "+z.3f", "points": "+z.1f"}[self.unit]
-            ends, shown = [f"{end:{spec}}" for end in (low, high)], f"{mean:{spec}} {self.unit}"
-        return Cell(f"{shown} [{ends[0]}, {ends[1]}]", {"": mean, "low": low, "high": high})
+            digits = [{"dB": "+.1f", "nats": "+z.3f", "points": "+z.1f"}[self.unit]] * 3
+        mean, low, high = (format(each, spec) for each, spec in zip(numbers.values(), digits, strict=True))
+        return Cell(f"{f'× {mean}' if self.unit == '×' else f'{mean} {self.unit}'} [{low}, {high}]", numbers)
 
 
 ACCURACY, LOSS = Measure("points", False), Measure("nats", True)
@@ -94,8 +140,11 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     """
     results = runs(stores, file, **wanted)
     if "error" in results[0]:
-        by_data = grouped(results, lambda r: r["settings"].get("data_set")).values()
-        return [r for same in by_data for r in _of_the_better_network(chosen(same))]
+        best = list[Result]()
+        for same in grouped(results, setting("data_set")).values():
+            networks = grouped(chosen(same), setting("hidden")).values()  # most arms have one
+            best += min(networks, key=lambda each: statistics.median(errors(each).values()))
+        return best
     if "test_accuracy" in results[0]:
         last = [r for r in results if not r["settings"].get("validation")]
         if len(last) > 1:
@@ -104,12 +153,6 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     longest = max(r["settings"]["steps"] for r in results)
     groups = grouped((r for r in results if r["settings"]["steps"] == longest), protocol("seed")).values()
     return min(groups, key=lambda group: statistics.fmean(worth(final_validation_loss(r)) for r in group))
-
-
-def _of_the_better_network(results: list[Result]) -> list[Result]:
-    """The runs of the width whose median is lower, as in the table of equations; most arms have one."""
-    networks = grouped(results, lambda r: r["settings"].get("hidden")).values()
-    return min(networks, key=lambda each: statistics.median(errors(each).values()))
 
 
 #: Settings in which trials may differ from the runs that they choose settings of.
@@ -121,9 +164,9 @@ def trials(stores: Stores, file: str, settings: Settings) -> int:
     wanted = {name: value for name, value in settings.items() if name not in _LENGTHS}
     validated = [r for r in stores[file].read() if r["settings"].get("validation")]
     tried = matching([*stores[file].read("search"), *stores[file].read("trials"), *validated], wanted)
-    chosen_of = ("lr", "damping", "weight_decay", "inner")
-    alike = grouped(tried, lambda r: (r["settings"].get("data_set"), str(r["settings"].get("hidden")))).values()
-    return max((len({tuple(map(r["settings"].get, chosen_of)) for r in same}) for same in alike), default=0)
+    alike = grouped(tried, lambda r: str(setting("data_set", "hidden")(r))).values()
+    tuned = setting("lr", "damping", "weight_decay", "inner")
+    return max((len(set(map(tuned, same))) for same in alike), default=0)
 
 
 def values(results: list[Result]) -> Sample:
@@ -140,7 +183,7 @@ def reached(stores: Stores, file: str, **wanted: Any) -> Sample:
     return values(best_runs(stores, file, **wanted))
 
 
-def timings(stores: Stores, suite: str, pattern: str = "", file: str = "speed") -> dict[str, Any]:
-    """The rows of a suite of timings in whose names a pattern is found, by name."""
-    (rows,) = (r["rows"] for r in stores[file].read() if r["key"] == suite)
-    return {row["what"]: row for row in rows if re.search(pattern, row["what"])}
+def timings(stores: Stores, suite: str, pattern: str = "") -> dict[str, Any]:
+    """The ratios of times in a suite of timings, of the rows in whose names a pattern is found, by name."""
+    (rows,) = (r["rows"] for r in stores["speed"].read() if r["key"] == suite)
+    return {row["what"]: row["time_ratio"] for row in rows if re.search(pattern, row["what"])}

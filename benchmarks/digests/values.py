@@ -3,19 +3,19 @@
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..methods import METHODS
+from ..core.tables import Table
 from ..studies import equations, mechanism, table1
-from .calls import CALLS
-from .comparisons import beside, settings, table
-from .reached import Stores, measure_of, reached, timings
+from .reached import Stores, beside, measure_of, reached, settings, table
 
 #: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
-#: whose logarithms differ so, and what it is between; or low and high.
+#: whose logarithms differ so, and what it is between; or those of some cells.
 Numbers = Mapping[str, Any]
+#: Name of a file in `docs/results/tables` → the table.
+Tables = Mapping[str, Table]
 
 
 def lead(stores: Stores, file: str, runs: str, others: str) -> Numbers:
@@ -34,23 +34,14 @@ def lead(stores: Stores, file: str, runs: str, others: str) -> Numbers:
     }  # fmt: skip
 
 
-def between(values: Sequence[float]) -> Numbers:
-    """The least and the greatest of some values."""
-    return {"low": min(values), "high": max(values)}
-
-
-def times(stores: Stores, suite: str, pattern: str, file: str = "speed") -> Numbers:
-    """Medians and peaks of memory of the rows in whose names a pattern is found, and the per cent more than plain."""
-    rows = timings(stores, suite, pattern, file).values()
-    ratios = between([row["time_ratio"]["median"] for row in rows])
-    memory = {f"memory_{end}": peak for end, peak in between([row["memory_ratio"] for row in rows]).items()}
-    return {**ratios, **memory, "more": 100 * (ratios["high"] - 1)}
-
-
-def divergence(stores: Stores) -> Numbers:
-    """The time of one `divergence`, in training steps."""
-    (result,) = stores["divergence"].read()
-    return between([row["time_ratio"]["median"] for row in result["cost"]])
+def cells(tables: Tables, table: str, rows: str, columns: str) -> Numbers:
+    """The numbers in columns of a table, of the rows in whose words a pattern is found; more is per cent above 1."""
+    frame = tables[table].frame
+    words = [", ".join(value for value in row if isinstance(value, str) and value) for row in frame.to_numpy()]
+    found = frame[[re.search(rows, each) is not None for each in words]]
+    values = [value for column in columns.split("; ") for value in found[column] if value != ""]
+    ends = {"low": min(values), "high": max(values), "first": values[0], "last": values[-1]}
+    return {**ends, "more": 100 * (ends["high"] - 1)}
 
 
 def ranked(stores: Stores, activation: str) -> Numbers:
@@ -62,31 +53,14 @@ def ranked(stores: Stores, activation: str) -> Numbers:
 def correlated(stores: Stores, file: str, quantity: str) -> Numbers:
     """The rank correlation of accuracy and a measure of divergence over tuned runs, and the ends of those of groups."""
     everywhere, *groups = (mechanism.rank(each, quantity) for each in mechanism.groups(stores[file].read()).values())
-    return {"rank": everywhere.statistic, "p": everywhere.pvalue, **between([rank.statistic for rank in groups])}
-
-
-def cosines(stores: Stores, method: str) -> Numbers:
-    """The mean cosines of a method's runs with SGD."""
-    runs = mechanism.runs_of(stores["mechanism"].read())
-    return between([*runs[(runs["method"] == METHODS[method].label) & (runs["optimizer"] == "sgd")]["cosine"]])
-
-
-def price(stores: Stores, task: str) -> Numbers:
-    """The price of a step of a task in the table of calls."""
-    (call,) = (call for call in CALLS if call.task == task)
-    return {"price": call.price_of_step(stores)}
+    ranks = [rank.statistic for rank in groups]
+    return {"rank": everywhere.statistic, "p": everywhere.pvalue, "low": min(ranks), "high": max(ranks)}
 
 
 def newton_step(stores: Stores) -> Numbers:
     """The price of a step of GaussNewton at 300 residuals and ten thousand parameters, in plain steps."""
     (r,) = (r for r in stores["speed-gauss-newton"].read() if r["rows"] == 300 and 1e4 <= r["parameters"] < 2e4)
-    return between([r["ratios"]["step"]["median"]])
-
-
-def points_that_stay(stores: Stores, optimizer: str) -> Numbers:
-    """The errors of an optimizer alone on Korteweg and de Vries' equation, with points that are new, and that stay."""
-    of_arm = equations.varied(stores["equations"])["korteweg-de-vries", equations.SOAP._replace(optimizer=optimizer)]
-    return {"before": of_arm["as above"], "after": of_arm["points that stay"]}
+    return {"low": r["ratios"]["step"]["median"]}
 
 
 def initialisation(stores: Stores) -> Numbers:
@@ -113,26 +87,22 @@ def chosen_again(stores: Stores, method: str) -> Numbers:
 VALUES = {row["name"]: row for row in table("values")}
 NUMBERS: dict[str, Callable[..., Numbers]] = {
     each.__name__: each
-    for each in (
-        lead, times, divergence, ranked, correlated, cosines, price, newton_step, points_that_stay, initialisation,
-        tuned_twice, chosen_again,
-    )
-}  # fmt: skip
+    for each in (lead, cells, ranked, correlated, newton_step, initialisation, tuned_twice, chosen_again)
+}
 #: Pages with such phrases that show no results beside.
 PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))
 _PLACE = re.compile(r"(<!-- value:(\S+) -->)(.*?)(<!-- -->)", re.DOTALL)
 
 
-def phrase(name: str, stores: Stores) -> str:
+def phrase(name: str, stores: Stores, tables: Tables) -> str:
     """What a value says."""
     if name not in VALUES:
         raise ValueError(f"no value is called {name!r}; there are {', '.join(VALUES)}.")
-    row = VALUES[name]
-    words = filter(None, (row["of"], row["what"], row["beside"]))
-    return row["phrase"].format(**NUMBERS[row["numbers"]](stores, *words))
+    _, text, numbers, *words = filter(None, VALUES[name].values())
+    return text.format(**NUMBERS[numbers](tables if numbers == "cells" else stores, *words))
 
 
-def filled(text: str, stores: Stores) -> str:
+def filled(text: str, stores: Stores, tables: Tables) -> str:
     """Return a page with the phrases of its places as the results have them.
 
     A place is `<!-- value:NAME -->phrase<!-- -->`, which pages do not show.
@@ -142,4 +112,4 @@ def filled(text: str, stores: Stores) -> str:
     """
     if begins := re.search(r"^[ \t]*<!-- value:(\S+) -->", text, re.MULTILINE):
         raise ValueError(f"the place of {begins[1]!r} begins a line, which Markdown takes for HTML; put a word before.")
-    return _PLACE.sub(lambda place: place[1] + phrase(place[2], stores) + place[4], text)
+    return _PLACE.sub(lambda place: place[1] + phrase(place[2], stores, tables) + place[4], text)

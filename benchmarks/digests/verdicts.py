@@ -1,35 +1,82 @@
-"""Every claim of the papers and of this library, in a line each, judged by the committed results."""
+"""Every claim of the papers and of this library, in a line each: `claims.csv` names the runs that judge it, and how."""
 
-from collections.abc import Iterable
-from operator import itemgetter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import pandas as pd
 
 from ..catalogue import RECIPES
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, holm, markdown
-from .claims import CLAIMS, LIBRARY, Claim
+from . import judges
 from .judges import Finding
-from .reached import Stores
+from .reached import Settings, Stores, beside, settings, table, trials
 
+LIBRARY = "This library"
 _SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "p", "Holm's p"]
 _HEADER = ["of", *_SHOWN, "verdict", "figure", "results", "what would decide it"]
 #: Verdict → what a table is headed by, and the name of its file.
 _TABLES = {True: ("Holds", "hold"), False: ("Does not hold", "refuted"), None: ("Undecided", "undecided")}
 
 
-def decide(claim: Claim) -> str:
-    """The command that would decide a claim; empty where none would."""
-    study, recipe = RECIPES[claim.file]
-    if recipe.decides is None:
-        return ""
-    command = f"{recipe.commands(study)[0]} {recipe.decides}" if recipe.decides else f"reproduce {claim.file}"
-    return f"python -m benchmarks {command}"
+class Claim(NamedTuple):
+    """One claim, as its row has it."""
+
+    source: str
+    text: str
+    against: str  # what pages call the others
+    file: str  # of results
+    runs: str  # it is claimed of every combination
+    others: str  # the judge knows what to do with several
+    judge: str  # its name, and what more it is told
+    epochs: str  # that runs have to be long; empty if any length is
+
+    @property
+    def parts(self) -> list[tuple[Settings, list[Settings]]]:
+        """The settings of runs that are judged together, and those of the others; all parts have to hold."""
+        return [(each, beside(each, self.others)) for each in settings(self.runs)]
+
+    def finding(self, stores: Stores) -> Finding:
+        """The verdict; undecided where results are missing, or runs too short."""
+        name, *words = self.judge.split()
+        judge: Callable[..., Finding] = getattr(judges, name)
+        with suppress(LookupError):
+            finding = all_of([judge(stores, self.file, ours, others, *words) for ours, others in self.parts])
+            longest = max(r["settings"].get("epochs", 0) for r in stores[self.file].read())
+            if longest < int(self.epochs or 0):
+                return finding._replace(holds=None, word=f"{longest} of {self.epochs} epochs")
+            return finding
+        return Finding(None)
+
+    def trials(self, stores: Stores) -> str:
+        """How many settings were tried for its runs, and for those of one other; nothing where none were."""
+        if self.file not in stores:
+            return ""
+        pairs = [(ours, *others) for ours, others in self.parts if len(others) == 1]
+        counts = [[trials(stores, self.file, each) for each in pair] for pair in pairs]
+        return "; ".join(dict.fromkeys(", ".join(map(str, pair)) for pair in counts if any(pair)))
+
+    def decide(self) -> str:
+        """The command that would decide it; empty where none would."""
+        study, recipe = RECIPES[self.file]
+        if recipe.decides is None:
+            return ""
+        command = f"{recipe.commands(study)[0]} {recipe.decides}" if recipe.decides else f"reproduce {self.file}"
+        return f"python -m benchmarks {command}"
 
 
-def whole_p(finding: Finding) -> float | None:
-    """The p of a claim: the greatest of the differences that it needs, the least where one of them refutes it."""
-    return (min if finding.holds is False else max)(finding.p, default=None)
+CLAIMS = [Claim(**row) for row in table("claims")]
+
+
+def all_of(findings: Sequence[Finding]) -> Finding:
+    """All of several findings hold; one that does not is enough against it."""
+    verdicts = [finding.holds for finding in findings]
+    holds = False if False in verdicts else None if None in verdicts else True
+    texts = zip(*((each.figure, each.n, each.difference) for each in findings), strict=True)
+    figure, n, difference = ("; ".join(dict.fromkeys(filter(None, each))) for each in texts)
+    return Finding(holds, figure, n, [p for finding in findings for p in finding.p], difference)
 
 
 class Verdict(NamedTuple):
@@ -38,7 +85,7 @@ class Verdict(NamedTuple):
     claim: Claim
     finding: Finding
     corrected: float | None
-    trials: str = ""
+    trials: str
 
     @property
     def holds(self) -> bool | None:
@@ -57,14 +104,17 @@ class Verdict(NamedTuple):
             finding.n, self.trials, finding.difference, "; ".join(f"{p:.2g}" for p in finding.p),
             exact(self.corrected, ".3g" if (self.corrected or 0) > 0.01 else ".2g"),
             ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself])),
-            finding.figure, claim.file, decide(claim) if self.holds is None else "",
+            finding.figure, claim.file, claim.decide() if self.holds is None else "",
         ]  # fmt: skip
 
 
 def verdicts(stores: Stores) -> list[Verdict]:
-    """The verdicts on all claims."""
+    """The verdicts on all claims; one that needs several differences has the greatest p of them.
+
+    It has the least where one of them refutes it.
+    """
     findings = [claim.finding(stores) for claim in CLAIMS]
-    values = [whole_p(finding) for finding in findings]
+    values = [(min if finding.holds is False else max)(finding.p, default=None) for finding in findings]
     corrected = iter(holm([p for p in values if p is not None]))
     return [
         Verdict(claim, finding, None if p is None else next(corrected), claim.trials(stores))
@@ -72,17 +122,15 @@ def verdicts(stores: Stores) -> list[Verdict]:
     ]
 
 
-def on_page(rows: Iterable[Row], without: str = "") -> str:
-    """A table with a row for all rivals that a claim has, and without a column."""
-    places = [place for place, name in enumerate(_HEADER) if name in _SHOWN and name != without]
-    header = [_HEADER[place] for place in places]
-    shown = [[cell.text if isinstance(cell, Cell) else cell for cell in map(row.__getitem__, places)] for row in rows]
-    columns = [list(zip(*same, strict=True)) for same in grouped(shown, itemgetter(0)).values()]
-    joined = [
-        ["; ".join(c) if len(set(c)) > 1 or name.endswith("p") else c[0] for name, c in zip(header, each, strict=True)]
-        for each in columns
-    ]  # every p, though two differences have one
-    return markdown(header, joined)
+def _on_page(rows: Sequence[Row], holds: bool) -> str:
+    """A table with a row for all rivals that a claim has; p by itself is of what does not hold."""
+    cells = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
+    shown = pd.DataFrame(cells, columns=_HEADER)[[name for name in _SHOWN if name != "p" or not holds]]
+    joined = shown.groupby("claim", sort=False, as_index=False).agg(
+        # Every p, though two differences have one.
+        lambda each: "; ".join(each) if each.nunique() > 1 or each.name.endswith("p") else each.iloc[0]
+    )
+    return f"**{_TABLES[holds][0]}**\n\n{markdown([*joined], joined.to_numpy())}"
 
 
 def _section(stores: Stores, name: str, folder: Path) -> Section:
@@ -93,11 +141,10 @@ def _section(stores: Stores, name: str, folder: Path) -> Section:
         [source, *(exact(sum(v.claim.source == source for v in each)) for each in by_verdict.values())]
         for source in dict.fromkeys(claim.source for claim in CLAIMS)
     ]
-    decided = {holds: [v.row for v in by_verdict[holds] if v.corrected is not None] for holds in (True, False)}
-    pages = [f"**{_TABLES[holds][0]}**\n\n{on_page(rows, 'p' if holds else '')}" for holds, rows in decided.items()]
+    pages = [_on_page([v.row for v in by_verdict[each] if v.corrected is not None], each) for each in (True, False)]
     files = [Table(_HEADER, [v.row for v in by_verdict[holds]], [], file) for holds, (_, file) in _TABLES.items()]
     return Section([*pages, Table(["source", "hold", "do not", "undecided"], counts, [], "counts"), *files])
 
 
 #: Without these there is little to judge: one's own runs want no verdicts.
-DIGESTS = {"verdicts": Digest(("cifar10", "char-lm"), _section, ("docs/verdicts.md",))}
+DIGESTS = {"verdicts": Digest(("cifar10", "char-lm"), _section, "docs/verdicts.md")}

@@ -96,7 +96,7 @@ MISTAKES = {
     "data": (f"{COMPARE} --data mnist", "unknown data set 'mnist'; known are digits"),
     "no-images": (f"{COMPARE} --data imagefolder:/nowhere", "No such file or directory: '/nowhere/train'"),
     "device": ("compare --device nowhere", "--device nowhere: "),
-    "out": ("normalisers-plane --out HERE", "cannot be made ("),
+    "out": ("normalisers-plane --out HERE", "File exists: "),
     "another-study": ("normalisers-plane --out RESULTS --name digits", "is of the study 'digits', and not of"),
     "no-methods": (f"{COMPARE} --method-file FILE", "holds no METHODS; write `from benchmarks.methods import", ""),
     "method-twice": (f"{COMPARE} --method-file FILE", "a method 'none' already", METHOD),

@@ -71,7 +71,7 @@ def test_entry_of_a_file_is_trained_reported_and_drawn(file, drawn, tmp_path, ca
     assert "mine" not in METHODS
 
     assert main(["report", "--out", str(tmp_path)]) == 2
-    assert "runs of method 'mine', which benchmarks/methods does not have" in capsys.readouterr().err
+    assert "runs of method 'mine'; name the file that has it by --method-file" in capsys.readouterr().err
     assert main(["report", "--out", str(tmp_path), "--method-file", str(file)]) == 0
     assert "| my method |" in capsys.readouterr().out
 

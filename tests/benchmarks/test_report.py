@@ -45,9 +45,9 @@ def test_no_results_say_what_to_run():
     ("place", "shown", "wrong", "message"),
     [
         ("results:one without n; p", "| name |\n| --- |\n| one |\n", "results:one without q",
-         "leaves out a column 'q' of one, which has name, n, p"),
+         "unknown column of one on .*/page.md 'q'; known are name, n, p"),
         ("link:one two", "All rows: [one.csv](./one.csv), [two.csv](./two.csv).", "link:one three",
-         "wants results 'three'"),
+         "unknown results on .*/page.md 'three'; known are one, two"),
     ],
     ids=["columns", "links"],
 )  # fmt: skip
@@ -71,7 +71,7 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys):
         page.write_text(f"<!-- results:{name} -->\n<!-- end -->\n")
     command = ["report", "--out", str(tmp_path), "--pages", *map(str, pages)]
     assert main(command) == 2
-    assert "two.md wants results 'other'" in capsys.readouterr().err
+    assert "two.md 'other'; known are mine" in capsys.readouterr().err
     assert "42.00" not in pages[0].read_text()
     pages[1].write_text("<!-- results:mine -->\n<!-- end -->\n")
     assert main([*command, "--figures", str(tmp_path / "figures")]) == 0
@@ -94,25 +94,22 @@ PAGES = [ROOT / page for page in (*shown(STUDIES, DIGESTS), *values.PAGES)]
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_pages_quote_the_committed_results(page, fresh):
     text = page.read_text()
-    assert values.filled(insert(page, fresh, ROOT / TABLES), STORES) == text
+    assert values.filled(insert(page, fresh, ROOT / TABLES), STORES, files(fresh)) == text
     assert len(re.findall("<!-- results:", text)) in (0, 1, 2), "more than two sections with tables that are made"
 
 
 def test_committed_tables_are_whole(fresh):
-    whole = {f"{file}.csv": table for name, section in fresh.items() for file, table in files(name, section).items()}
-    assert {path.name: path.read_text() for path in (ROOT / TABLES).iterdir()} == {
-        name: table.csv() for name, table in whole.items()
-    }
+    whole = {f"{file}.csv": table.csv() for file, table in files(fresh).items()}
+    assert {path.name: path.read_text() for path in (ROOT / TABLES).iterdir()} == whole
 
 
 def test_every_section_and_figure_of_the_committed_results_is_on_its_page(fresh):
     own = {name: STUDIES[store.study].page for name, store in STORES.items()}
     for name in fresh:
         (longest,) = sorted((file for file in own if name.startswith(file)), key=len)[-1:] or [None]
-        for page in DIGESTS[name].pages if name in DIGESTS else [own[longest]]:
-            text = (ROOT / page).read_text()
-            places = re.findall(r"<!-- (?:results|link):(.+?)(?: without .*?)? -->", text)
-            assert name in " ".join(places).split(), page
+        text = (ROOT / (DIGESTS[name].page if name in DIGESTS else own[longest])).read_text()
+        places = re.findall(r"<!-- (?:results|link):(.+?)(?: without .*?)? -->", text)
+        assert name in " ".join(places).split(), name
     text = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     shown = set(re.findall(r"\(\S*figures/(\S+\.png)\)", text))
     assert {figure.name for figure in (ROOT / "docs" / "figures").glob("*.png")} == shown

@@ -44,11 +44,11 @@ def test_no_other_number_stands_in_a_sentence(page):
 
 def test_a_place_is_filled_with_its_phrase_and_a_wrong_number_goes():
     page = "SOAP gains <!-- value:features-soap -->99.9 dB<!-- -->, and 3 stays."
-    assert filled(page, STORES) == page.replace("99.9 dB", phrase("features-soap", STORES))
+    assert filled(page, STORES, {}) == page.replace("99.9 dB", phrase("features-soap", STORES, {}))
     with pytest.raises(ValueError, match="no value is called 'nothing'; there are features-soap"):
-        filled("It is <!-- value:nothing -->1<!-- -->", STORES)
+        filled("It is <!-- value:nothing -->1<!-- -->", STORES, {})
     with pytest.raises(ValueError, match="place of 'features-soap' begins a line"):
-        filled("SOAP gains\n<!-- value:features-soap -->1.9 dB<!-- -->.", STORES)
+        filled("SOAP gains\n<!-- value:features-soap -->1.9 dB<!-- -->.", STORES, {})
 
 
 def test_every_phrase_stands_on_a_page():

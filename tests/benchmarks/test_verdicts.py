@@ -7,10 +7,9 @@ from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.digests import judges
-from benchmarks.digests.claims import CLAIMS, Claim, all_of
 from benchmarks.digests.judges import Finding
 from benchmarks.digests.reached import ACCURACY, Measure, reached, runs
-from benchmarks.digests.verdicts import DIGESTS, decide
+from benchmarks.digests.verdicts import CLAIMS, DIGESTS, Claim, all_of
 
 from .conftest import STORES, result, stored
 
@@ -115,7 +114,7 @@ def test_rows_of_table_1_want_every_batch_size(tmp_path):
 def test_claims_name_results_and_commands_that_exist():
     for each in CLAIMS:
         assert each.finding(STORES) != Finding(None), each  # as one would be of a row with a mistake in it
-        words = decide(each).split()
+        words = each.decide().split()
         if words:
             assert words[:3] == ["python", "-m", "benchmarks"]
             assert words[3] in STUDIES or (words[3] == "reproduce" and words[4] in RECIPES), each
