@@ -62,7 +62,8 @@ def test_compiled_ensemble_equals_plain_loops(method, digits, monkeypatch):
 def test_without_a_compiler_steps_stay_as_they_are(digits, monkeypatch):
     monkeypatch.setattr(ensemble, "COMPILE_AFTER", 2)
     monkeypatch.setenv("PATH", "")
-    assert_plain_loops(ImageRun("digits", "none", "tanh", (8,), epochs=1, seeds=(0, 1)), digits)
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+        assert_plain_loops(ImageRun("digits", "none", "tanh", (8,), epochs=1, seeds=(0, 1)), digits)
 
 
 #: Each with another way to act on convolutions; every network has two of them or more.
