@@ -7,9 +7,10 @@ from .core.study import Recipe, Study
 
 _FILES = (
     "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
-    "equations", "tabular", "friedman", "surrogates", "streams", "mechanism", "isometry_depth", "isometry_training",
-    "plane",
+    "equations", "mechanism", "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
+#: Problems that stand in one file with their study.
+_PROBLEMS = [f"benchmarks.problems.{name}" for name in ("regression", "friedman", "surrogates", "streams")]
 _SPEED = ("benchmarks.speed.study", "benchmarks.speed.gauss_newton")
 
 
@@ -19,7 +20,7 @@ def collect(names: Iterable[str]) -> dict[str, Study]:
     return {name: study for module in modules for name, study in module.STUDIES.items()}
 
 
-STUDIES = collect([*_FILES, *_SPEED])
+STUDIES = collect([*_FILES, *_PROBLEMS, *_SPEED])
 
 
 def recipes(studies: dict[str, Study]) -> dict[str, tuple[str, Recipe]]:

@@ -268,7 +268,7 @@ class Solver(Problem):
             xavier(model)
         if depth == 1:
             self._draw_features(model[0])
-            nn.init.zeros_(list(model.parameters())[2])
+            nn.init.zeros_(model[2].weight)
         if self.equation.unknown:
             model.register_parameter("unknown", nn.Parameter(torch.tensor(UNKNOWN, dtype=torch.float64)))
         return model
@@ -283,20 +283,19 @@ class Solver(Problem):
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """Half the mean squares of the residual inside and, times a factor, of the errors on the sides."""
-        points = self.batch()
+        equation, points = self.equation, self.batch()
         count = optimizer.count_rows if self.run.rows == DERIVATIVES else None
-        fields = Fields(points.inside, *carried(model, points.inside, self.equation.weights, count), _unknown(model))
-        parts = [self.equation.residual(fields), self._wrong(model(points.given), points.values)]
+        fields = Fields(points.inside, *carried(model, points.inside, equation.weights, count), _unknown(model))
+        parts = [equation.residual(fields), equation.factor * (model(points.given) - points.values)]
         if len(points.flat):
-            _, first, _ = carried(model, points.flat, self.equation.weights)
-            parts.append(self._slope(first, points.along))
+            parts.append(_slope(carried(model, points.flat, equation.weights)[1], points.along))
         return sum((part.square().mean() / 2 for part in parts), torch.zeros(()))
 
     def terms(self) -> list[Any]:
         """The same loss by its terms."""
         points = self.batch()
         terms: list[Any] = [(self._inside, points.inside), (self._on_the_sides, points.given, points.values)]
-        return [*terms, (self._flat, points.flat, points.along)] if len(points.flat) else terms
+        return [*terms, (_flat, points.flat, points.along)] if len(points.flat) else terms
 
     def _inside(self, model: nn.Module, point: Tensor) -> Tensor:
         u, first, second = derivatives(model, point)
@@ -304,28 +303,27 @@ class Solver(Problem):
         return self.equation.residual(Fields(point, u, first, second @ weights, _unknown(model)))
 
     def _on_the_sides(self, model: nn.Module, point: Tensor, value: Tensor) -> Tensor:
-        return self._wrong(model(point), value)
-
-    def _flat(self, model: nn.Module, point: Tensor, along: Tensor) -> Tensor:
-        return self._slope(derivatives(model, point).gradient, along)
-
-    def _wrong(self, u: Tensor, value: Tensor) -> Tensor:
-        return self.equation.factor * (u - value)
-
-    def _slope(self, first: Tensor, along: Tensor) -> Tensor:
-        return first.gather(-1, along[..., None, None].expand(*first.shape[:-1], 1))
+        return self.equation.factor * (model(point) - value)
 
     @torch.no_grad()
     def error(self, model: nn.Module) -> float:
         """The relative L2 error over 9,000 points; of an unknown, its relative error."""
         if self.equation.unknown:
             return abs(_unknown(model).item() / self.equation.unknown - 1)
-        truth = self.truth[:, : self.equation.measured]
-        return ((model(self.test)[:, : self.equation.measured] - truth).norm() / truth.norm()).item()
+        u, truth = (fields[:, : self.equation.measured] for fields in (model(self.test), self.truth))
+        return ((u - truth).norm() / truth.norm()).item()
 
 
 def _unknown(model: nn.Module) -> Tensor:
     return getattr(model, "unknown", torch.zeros((), dtype=torch.float64))
+
+
+def _slope(first: Tensor, along: Tensor) -> Tensor:
+    return first.gather(-1, along[..., None, None].expand(*first.shape[:-1], 1))
+
+
+def _flat(model: nn.Module, point: Tensor, along: Tensor) -> Tensor:
+    return _slope(derivatives(model, point).gradient, along)
 
 
 SOLVED = kind_of(Solver, pace=20)
