@@ -268,7 +268,7 @@ class Solver(Problem):
             xavier(model)
         if depth == 1:
             self._draw_features(model[0])
-            nn.init.zeros_(model[2].weight)
+            nn.init.zeros_(list(model.parameters())[2])
         if self.equation.unknown:
             model.register_parameter("unknown", nn.Parameter(torch.tensor(UNKNOWN, dtype=torch.float64)))
         return model
