@@ -21,7 +21,7 @@ from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, me
 from ..core.tune import choose, ladder
 from ..methods import METHODS
 from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
-from .texts import PAGE, SMOKE, TextOptions, about, loss_cell, losses_of
+from .language import PAGE, SMOKE, TextOptions, about, loss_cell, losses_of
 
 
 class Arm(NamedTuple):

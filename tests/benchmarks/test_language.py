@@ -22,7 +22,7 @@ from benchmarks.problems.language import (
     is_installed,
     train,
 )  # fmt: skip
-from benchmarks.studies.texts import curve
+from benchmarks.studies.language import curve
 from examples import gpt as text
 from examples.gpt import GPT, NORMS, PRESETS, all_windows
 
