@@ -143,11 +143,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         (key, column): _cell(own, groups.get((key.bare, column)) if key != key.bare else None)
         for (key, column), own in groups.items()
     }
-    caption = (
-        "Mean squared error on test rows, relative to the values' variance; geometric mean over data sets and seeds, "
-        "and in brackets the ratio to the bare optimizer's with p of the paired t test of logarithms. "
-        f"{machine(found[0]['environment'])}"
-    )
+    about = "Geometric mean over data sets and seeds; p is of the paired t test of logarithms, to the bare optimizer."
+    caption = f"{about} {machine(found[0]['environment'])}"
     return {name: Section([pivot(["arm"], rows, columns, cells), caption])}
 
 

@@ -23,7 +23,7 @@ from ..core.arms import Arm, compete, errors, first_trial, label
 from ..core.runs import check_known, in_turn, measure
 from ..core.store import Result, Store, setting
 from ..core.study import Compared, Recipe, Sections, Study, check_length
-from ..core.tables import Cell, Section, grouped, in_words, machine, pivot, ranged
+from ..core.tables import Cell, Section, grouped, machine, pivot, ranged
 from ..train import NORMS, FieldRun, Problem, kind_of, perceptron, ten_steps
 
 #: Functions that train and test; points at which they are given; viscosity.
@@ -289,17 +289,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     chosen = {key: [r for r in own if setting("lr")(r) == setting("lr")(own[-1])] for key, own in groups.items()}
     rows = {name: name for name in map(_name, results)}
     cells = {key: _cell(own) for key, own in chosen.items()}
-    prices = [f"{r['time_ratio']['median']:.2f}" for r in store.read("price")]
-    price = f"A step of whitened SOAP takes {prices[0]} of SOAP's with the operator. " if prices else ""
+    price = "".join(f" Whitening makes a step of SOAP {r['time_ratio']['median']:.2f}." for r in store.read("price"))
     steps = min(r["settings"]["steps"] for r in results)
-    most = max(map(len, chosen.values()))
-    median = f", or the median of {in_words(most)} and the range" if most > 1 else ""
-    caption = (
-        f"A Fourier neural operator of {BLOCKS} blocks learns Burgers' equation from {TRAIN:,} functions, with a "
-        f"viscosity of {VISCOSITY:g}, and is judged on {TEST}; RealNVP has {COUPLINGS} couplings, of squares of 8 × 8 "
-        f"pixels in two photographs, those of the right quarter test. Lower is better. One seed{median}, "
-        f"after {steps} steps. {price}{machine(results[0]['environment'])}"
-    )
+    caption = f"After {steps} steps, the median over seeds and their range.{price} {machine(results[0]['environment'])}"
     return {name: Section([pivot(["arm"], rows, TITLES, cells), caption])}
 
 

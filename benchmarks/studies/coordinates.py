@@ -23,13 +23,8 @@ from ..train import NORMS
 HARDEST, ORDINARY = (0, 1), (12, 13, 14, 15)
 #: Of crops in front, the first that tables show.
 SHOWN_FROM = 2
-_LOOK = Look(
-    psnr,
-    partial(estimate, digits=1),
-    "PSNR, dB",
-    "{:+.1f}".format,
-    about="Mean ± standard error over crops; p is of the paired t test.",
-)
+_ABOUT = "Mean ± standard error over crops; p is of the paired t test."
+_LOOK = Look(psnr, partial(estimate, digits=1), "PSNR, dB", "{:+.1f}".format, about=_ABOUT)
 
 
 def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
@@ -56,24 +51,20 @@ MAIN = [
     *_arms(["batchnorm"], ["muon", "soap"], ["whitened"]),
 ]  # fmt: skip
 PLAIN = [
-    *MAIN,
-    *_arms(["none"], ["adam"], ["input-scaled", "preconditioned"]),
-    Arm("none", "muon", "preconditioned"),
-    Arm("none", "sgd", "batch-ideal"),
-    *_arms(["none"], ["momentum", "adam", "muon"], ["mac"]),
-    *_arms(["none"], _WITH, ["whitened-16"]),
-    Arm("batchnorm", "adam", "whitened"),
-    Arm("layernorm", "adam", "none"),
-]
-ALL = list(dict.fromkeys([*PLAIN, *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"])]))  # fmt: skip
+    *MAIN, *_arms(["none"], ["adam"], ["input-scaled", "preconditioned"]), Arm("none", "muon", "preconditioned"),
+    Arm("none", "sgd", "batch-ideal"), *_arms(["none"], ["momentum", "adam", "muon"], ["mac"]),
+    *_arms(["none"], _WITH, ["whitened-16"]), Arm("batchnorm", "adam", "whitened"), Arm("layernorm", "adam", "none"),
+]  # fmt: skip
+ALL = list(dict.fromkeys([*PLAIN, *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"])]))
 #: The arms of each protocol, (network, side, batch size, steps), most valuable first; and how many crops there are.
-PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
+Protocols = Mapping[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]]
+PROTOCOLS: Protocols = {
     ("relu", 64, None, 500): (ALL, 10),
     ("siren", 64, None, 500): (MAIN[:6], 5),
     ("wide", 64, None, 500): (MAIN[:4], 5),
 }
 #: Those of the study `coordinates-ordinary`.
-ORDINARILY: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
+ORDINARILY: Protocols = {
     ("relu", 64, None, 500): (PLAIN, 10),
     ("relu", 64, 512, 500): (MAIN, 10),
     ("fourier", 64, None, 500): (MAIN, 10),
@@ -82,7 +73,7 @@ ORDINARILY: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = 
 _FREE = _arms(["none"], ["adam", "soap"], ["whitened-free"])
 _PLAIN = _arms(["none"], ["adam", "soap"], ["none", "whitened"])
 #: Those of the study `initialisation`.
-INITIALISATION: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
+INITIALISATION: Protocols = {
     ("relu", 64, None, 500): ([*_PLAIN, *_FREE], 10),
     ("he", 64, None, 500): (_PLAIN, 10),
     ("deep", 64, None, 500): ([*_PLAIN[:2], Arm("batchnorm", "adam", "none")], 5),
@@ -100,37 +91,35 @@ class PictureOptions(Training):
     steps: int | None = None  # in place of each protocol's own
 
 
-def _run(
-    options: PictureOptions, store: Store, protocols: Mapping[Any, Any] = PROTOCOLS, tuned_on: Sequence[int] = HARDEST
-) -> None:  # fmt: skip
+def _run(options: PictureOptions, store: Store, protocols: Protocols, tuned_on: Sequence[int]) -> None:
     check_known("network", filter(None, [options.network]), dict.fromkeys(network for network, *_ in protocols))
     for (network, size, batch_size, steps), (arms, crops) in protocols.items():
         if options.network not in (None, network):
             continue
         # The settings of larger crops are those of the smaller ones, whose trials take a sixteenth of the time.
-        like = CoordinateRun(
-            "china, flower", "none", network=network, batch_size=batch_size, steps=options.steps or 500
-        )
+        length: dict[str, Any] = {"network": network, "batch_size": batch_size, "steps": options.steps or 500}
         after = range(SHOWN_FROM, SHOWN_FROM + min(options.crops or crops, crops))
         shown = by_crop(after, size=size, steps=options.steps or steps)
         for arm in arms:
-            first = first_trial(like, arm)
+            first = first_trial(CoordinateRun("china, flower", "none", **length), arm)
             compete(first, options.trials, COORDINATES, store, lambda error: -psnr(error), shown, by_crop(tuned_on))
 
 
+def _study(help: str, protocols: Protocols, tuned_on: Sequence[int], hours: float, small: str) -> Study:
+    return Study(
+        help, partial(_run, protocols=protocols, tuned_on=tuned_on), report, PictureOptions(), makes=[Recipe(hours)],
+        smoke=f"--network {small} --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+    )  # fmt: skip
+
+
 STUDIES = {
-    "coordinates": Study(
-        "coordinate networks: a picture learned from (x, y)", _run, report, PictureOptions(), makes=[Recipe(8.0)],
-        smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+    "coordinates": _study("coordinate networks: a picture learned from (x, y)", PROTOCOLS, HARDEST, 8.0, "siren"),
+    "coordinates-ordinary": _study(
+        "the protocols whose settings matter most, whose trials learn four ordinary crops", ORDINARILY, ORDINARY, 3.5,
+        "fourier",
     ),
-    "coordinates-ordinary": Study(
-        "the protocols whose settings matter most, whose trials learn four ordinary crops",
-        partial(_run, protocols=ORDINARILY, tuned_on=ORDINARY), report, PictureOptions(),
-        makes=[Recipe(3.5)], smoke="--network fourier --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
-    ),
-    "initialisation": Study(
+    "initialisation": _study(
         "the same by He's initialisation, of twenty layers, small SIRENs, and whitened without graft_norm",
-        partial(_run, protocols=INITIALISATION, tuned_on=ORDINARY[::2]), report, PictureOptions(), makes=[Recipe(0.7)],
-        smoke="--network he --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+        INITIALISATION, ORDINARY[::2], 0.7, "he",
     ),
 }  # fmt: skip

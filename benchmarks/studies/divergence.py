@@ -172,19 +172,14 @@ def _by_layer(cells: list[Cell]) -> Cell:
 def section(result: dict[str, Any], name: str, folder: Path) -> Section:
     """Both tables, the cost, and what their numbers are."""
     figure(result, folder / f"{name}.png")
-    note = (
-        f"{result['data']}, {result['sizes']}, tanh, {result['batches']} batches of {result['batch_size']}: medians "
-        "over rows; own gain is mean ± deviation within a batch. With Adam all but the gain are of its real step. "
-        f"{machine(result['environment'])}"
-    )
-    tables = [table(result, stage) for stage in result["stages"]]
     rows = list[Row]()
     for row in result["cost"]:
         (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
         quartiles = Cell(f"{low:.1f} to {high:.1f}", {"low": low, "high": high})
         rows.append([row["what"], exact(middle, ".1f"), quartiles, exact(row["milliseconds"], ".1f")])
     cost = Table(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows, name="cost")
-    return Section([*tables, note, cost])
+    about = "Medians over rows; own gain is mean ± deviation within a batch. With Adam all else is of its real step."
+    return Section([*(table(result, stage) for stage in STAGES), cost, f"{about} {machine(result['environment'])}"])
 
 
 def figure(result: dict[str, Any], path: Path) -> None:
@@ -209,7 +204,9 @@ def figure(result: dict[str, Any], path: Path) -> None:
         axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
 
 
-_HELP = "what one step of every method does to the activations"
 STUDIES = {
-    "divergence": measurement(_HELP, "divergence", compare, section, makes=[Recipe(0.1)], page="docs/results/mlp.md")
-}
+    "divergence": measurement(
+        "what one step of every method does to the activations", "divergence", compare, section,
+        makes=[Recipe(0.1)], page="docs/results/mlp.md",
+    )
+}  # fmt: skip

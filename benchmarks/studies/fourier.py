@@ -5,6 +5,7 @@ a step, which is measured first. Settings are chosen after that time, too, on cr
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,43 +90,47 @@ def tuning_spread(trials: Mapping[Any, Mapping[int, float]]) -> float:
         trials: settings → crop → PSNR.
     """
 
-    def mean(settings: Any, crops: Iterable[int]) -> float:
-        return statistics.fmean(trials[settings][crop] for crop in crops)
+    def level(crops: Iterable[int]) -> float:
+        best = max(trials.values(), key=lambda each: statistics.fmean(each[crop] for crop in crops))
+        return statistics.fmean(best[crop] for crop in TUNED_ON)
 
     first, *others = TUNED_ON
-    halves = [((first, other), tuple(crop for crop in others if crop != other)) for other in others]
-    choices = [[max(trials, key=partial(mean, crops=half)) for half in pair] for pair in halves]
-    return statistics.fmean(abs(mean(one, TUNED_ON) - mean(other, TUNED_ON)) for one, other in choices)
+    halves = [((first, other), [crop for crop in others if crop != other]) for other in others]
+    return statistics.fmean(abs(level(one) - level(rest)) for one, rest in halves)
 
 
 def _trials(store: Store) -> dict[Arm, dict[Any, dict[int, float]]]:
     """Arm → settings → crop → PSNR; where a trial broke down it is that of a picture without a signal."""
-    trials: dict[Arm, dict[Any, dict[int, float]]] = {}
+    trials: dict[Arm, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for r in store.read("search"):
-        settings, error = r["settings"], r["score"]
-        of_arm = trials.setdefault(arm(r), {}).setdefault((settings["lr"], settings.get("damping")), {})
-        of_arm[settings["crop"]] = psnr(error) if error is not None else 0.0
+        s, error = r["settings"], r["score"]
+        trials[arm(r)][s["lr"], s.get("damping")][s["crop"]] = psnr(error) if error is not None else 0.0
     return trials
+
+
+#: What is compared → behind "against the bare optimizer".
+_KINDS = {
+    "in equal time": "", "after equal steps": " after equal steps", "of held-out pixels": " on held-out pixels",
+}  # fmt: skip
 
 
 def _table(store: Store, kinds: Sequence[Mapping[Arm, list[Result]]]) -> Table:
     """A row for every arm; `kinds` are its runs in equal time, after equal steps, and with pixels held out."""
-    times, trials = prices(store), _trials(store)
-    header = ["arm", "learning rate", "damping", "trials", "spread of tuning, dB", "time per step"]
-    header += ["steps in equal time", "PSNR in equal time, dB", "against the bare optimizer (p)"]
-    header += ["PSNR after equal steps, dB", "against the bare optimizer after equal steps (p)"]
-    header += ["PSNR of held-out pixels, dB", "against the bare optimizer on held-out pixels (p)"]
-    rows = list[list[str | Cell]]()
+    times, trials, rows = prices(store), _trials(store), list[dict[str, str | Cell]]()
     for key in sorted(kinds[0], key=lambda key: _LOOK.level(kinds[0][key]), reverse=True):
         settings = kinds[0][key][0]["settings"]
-        cells: list[str | Cell] = [label(settings), exact(settings["lr"]), exact(settings.get("damping"))]
-        cells += [exact(len(trials[key])), exact(tuning_spread(trials[key]), ".1f")]
-        cells += [exact(times[label(settings)]["median"], ".2f"), exact(settings["steps"])]
-        for kind in kinds:
+        row: dict[str, str | Cell] = {
+            "arm": label(settings), "learning rate": exact(settings["lr"]), "damping": exact(settings.get("damping")),
+            "trials": exact(len(trials[key])), "spread of tuning, dB": exact(tuning_spread(trials[key]), ".1f"),
+            "time per step": exact(times[label(settings)]["median"], ".2f"),
+            "steps in equal time": exact(settings["steps"]),
+        }  # fmt: skip
+        for kind, (of, where) in zip(kinds, _KINDS.items(), strict=True):
             runs, bare = kind.get(key, []), kind.get(Arm("none", key.optimizer, "none"), [])
-            cells += [_LOOK.estimate(runs), _LOOK.gain(runs, bare) if runs is not bare else ""]
-        rows.append(cells)
-    return Table(header, rows)
+            row[f"PSNR {of}, dB"] = _LOOK.estimate(runs)
+            row[f"against the bare optimizer{where} (p)"] = _LOOK.gain(runs, bare) if runs is not bare else ""
+        rows.append(row)
+    return Table.of(rows)
 
 
 def _figure(results: dict[Arm, list[Result]], times: dict[str, Any], title: str, path: Path) -> None:

@@ -116,14 +116,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     for own, group, _ in protocols(store, name, "activation", "layers", "seed"):
         for number, (layers, found) in enumerate(by_depth(group).items()):
             first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
-            settings, data = first["settings"], data_label(first["settings"]["data"])
+            data = data_label(first["settings"]["data"])
             _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
             _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
-            caption = (
-                f"{data}, {layers} layers of {settings['width']}, {settings['steps']} steps. Isometry is that of "
-                f"{first['samples']} training samples, losses are means of {WINDOW} steps. "
-                f"{machine(first['environment'])}"
-            )
+            caption = f"{data}, {layers} layers, {first['settings']['steps']} steps. {machine(first['environment'])}"
             sections[f"{name}{end}"] = Section([_table(found), caption])
     return sections
 
@@ -261,9 +257,7 @@ def _widths(results: list[Result], name: str, folder: Path) -> Section:
         norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
         rows.append([", ".join(map(str, result["widths"])), *(exact(-math.log(isometry), ".3f") for isometry in norms)])
     header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
-    data = data_label(results[0]["settings"]["data"])
-    caption = f"{data}, tanh, at initialisation: isometry gap of {results[0]['samples']} samples behind every norm."
-    return Section([Table(header, rows), caption])
+    return Section([Table(header, rows), "Isometry gap behind every norm, at initialisation."])
 
 
 _PAGE = "docs/results/isometry.md"

@@ -19,7 +19,7 @@ from adiv_optim.diagnostics import divergence
 
 from ..core.figure import panels, seaborn
 from ..core.runs import NOBODY, Watch, run_all
-from ..core.store import Result, Store, setting
+from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, spearman
 from ..data import Dataset
@@ -97,12 +97,12 @@ def runs_of(results: Sequence[Result]) -> pd.DataFrame:
     """A row for each run: method, activation, optimizer, accuracies and their mean, and every quantity's mean."""
     rows = []
     for result in results:
-        method, activation, optimizer = setting("method", "activation", "optimizer")(result)
-        row = {"method": METHODS[method].label, "activation": activation, "optimizer": optimizer}
+        row = {name: result["settings"][name] for name in ("method", "activation", "optimizer")}
         row |= {"accuracies": result["accuracy"], "accuracy": statistics.fmean(result["accuracy"])}
-        finite = {name: [value for value in result[name] if value is not None] for name in QUANTITIES}
-        means = {name: statistics.fmean(values) if values else math.nan for name, values in finite.items()}
-        rows.append({**row, **means})
+        for name in QUANTITIES:
+            finite = [value for value in result[name] if value is not None]
+            row[name] = statistics.fmean(finite) if finite else math.nan
+        rows.append({**row, "method": METHODS[row["method"]].label})
     return pd.DataFrame(rows)
 
 
@@ -132,17 +132,14 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         ranks = [rank(members, quantity) for quantity in QUANTITIES]
         cells = [Cell(f"{r.statistic:+.2f} ({r.pvalue:.2g})", {"": r.statistic, "p": r.pvalue}) for r in ranks]
         correlations.append([group, exact(len(members)), *cells])
+    ordered = runs_of(results).sort_values("accuracy", ascending=False, kind="stable")
     rows = [
         [run["method"], run["activation"], run["optimizer"], estimate(run["accuracies"]),
-         *(exact(run[quantity], ".3f") for quantity in QUANTITIES)]
-        for _, run in runs_of(results).sort_values("accuracy", ascending=False, kind="stable").iterrows()
+         *(exact(run[quantity], ".3f") for quantity in QUANTITIES)] for _, run in ordered.iterrows()
     ]  # fmt: skip
     if len(better := sound(results)):
         _figure(better, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
-    caption = (
-        f"Divergence of the real step, mean over {POINTS} moments of the run, {BATCHES} batches and all layers, and "
-        f"its rank correlation with the test accuracy (p). {trained(results)}"
-    )
+    caption = f"Divergence of the real step, and its rank correlation with the test accuracy (p). {trained(results)}"
     first = Table(["runs", "n", *(f"accuracy and {label}" for label in named)], correlations, name="ranks")
     second = Table(["method", "activation", "optimizer", "test accuracy, %", *named], rows, name="runs")
     return {name: Section([first, second, caption])}
@@ -163,12 +160,12 @@ def _figure(runs: pd.DataFrame, title: str, path: Path) -> None:
             seaborn(sns.scatterplot, axis, runs[runs["activation"] == activation], x=quantity, y="accuracy", **look)
 
 
-_HELP = "divergence along tuned runs, and whether it ranks them"
-#: After what they follow.
-_MAKES = [
-    Recipe(0.05, "digits-mechanism", ("--tuned {out}/digits-tuned.jsonl",), data=""),
-    Recipe(0.6, options=("--tuned {out}/cifar10-tuned.jsonl --seeds 1",), decides=""),
-]
 STUDIES = {
-    "mechanism": Study(_HELP, _run, report, MechanismOptions(), makes=_MAKES, data="images", page="docs/results/mlp.md")
-}
+    "mechanism": Study(
+        "divergence along tuned runs, and whether it ranks them", _run, report, MechanismOptions(),
+        makes=[  # after what they follow
+            Recipe(0.05, "digits-mechanism", ("--tuned {out}/digits-tuned.jsonl",), data=""),
+            Recipe(0.6, options=("--tuned {out}/cifar10-tuned.jsonl --seeds 1",), decides=""),
+        ], data="images", page="docs/results/mlp.md",
+    )
+}  # fmt: skip

@@ -90,10 +90,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         header += ["RMS of the residual stream", "of the logits"]
         table = Table(header, [_cells(row, rows, tried.get(row, [])) for row in sorted(rows, key=_order)])
         heading = f"**{title(results[0])}, {results[0]['settings']['steps']} steps**"
-        caption = (
-            f"{about(results)} * is an edge of what was tried. Differences are to LayerNorm with the same bare "
-            "optimizer; p is Welch's."
-        )
+        caption = f"* is an edge of what was tried; p is Welch's. {about(results)}"
         sections[own] = Section([heading, table, caption])
     return sections
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from scipy.stats import linregress, t
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.tables import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman, welch
+from ..core.tables import Cell, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman, welch
 from ..grids import PAPERS, Grid, Presets, grid_study, presets
 from ..methods import METHODS, labels
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
@@ -86,26 +87,28 @@ def ranked(results: list[Result], activation: str) -> tuple[Any, int]:
 
 def table(results: list[Result]) -> Table:
     """Accuracy at every batch size and, once all of these are there, its mean and slope, beside the paper's."""
-    found = series(results)
+    found, rows = series(results), list[dict[str, str | Cell]]()
     sizes = sorted({size for by_size in found.values() for size in by_size})
-    rows = list[Row]()
-    for activation in ACTIVATIONS:
-        for method in in_order(METHODS, (name for name, other in found if other == activation)):
-            by_size, paper = found[method, activation], PAPER.get((method, activation))
-            whole = set(by_size) == set(sizes)
-            fitted = line(by_size) if whole else None
-            row: list[str | Cell] = [activation, METHODS[method].label]
-            row += [estimate(by_size[size]) if size in by_size else "" for size in sizes]
-            row.append(estimate(over_sizes(by_size)) if whole else "")
-            row.append(_slope(fitted.slope, fitted.stderr, p=fitted.pvalue) if fitted else "")
-            theirs = [Cell("{:.2f} ± {:.2f}".format(*paper[:2]), {"": paper[0], "error": paper[1]})] if paper else [""]
-            rows.append([*row, *theirs, _slope(*paper[2:]) if paper else ""])
-    header = ["activation", "method", *map(str, sizes), "mean", "slope, 10⁻²", "paper: mean", "paper: slope, 10⁻²"]
-    return Table(header, rows)
+    for activation, method in product(ACTIVATIONS, METHODS):
+        by_size, paper = found.get((method, activation), {}), PAPER.get((method, activation))
+        fitted = line(by_size) if set(by_size) == set(sizes) else None
+        rows.append({
+            "activation": activation, "method": METHODS[method].label,
+            **{str(size): estimate(by_size[size]) if size in by_size else "" for size in sizes},
+            "mean": estimate(over_sizes(by_size)) if set(by_size) == set(sizes) else "",
+            "slope, 10⁻²": _slope(fitted.slope, fitted.stderr, p=fitted.pvalue) if fitted else "",
+            "paper: mean": _with_error(*paper[:2]) if paper else "",
+            "paper: slope, 10⁻²": _slope(*paper[2:]) if paper else "",
+        })  # fmt: skip
+    return Table.of([row for row in rows if any(row[str(size)] for size in sizes)])
+
+
+def _with_error(value: float, error: float, **more: float) -> Cell:
+    return Cell(f"{value:.2f} ± {error:.2f}", {"": value, "error": error, **more})
 
 
 def _slope(slope: float, error: float, **more: float) -> Cell:
-    return Cell(f"{100 * slope:+.2f} ± {100 * error:.2f}", {"": 100 * slope, "error": 100 * error, **more})
+    return _with_error(100 * slope, 100 * error, **more)
 
 
 #: A method whose mean is below this share of the best one's has collapsed, and is drawn on a scale of its own.
@@ -154,11 +157,7 @@ def _section(there: list[Result], name: str, folder: Path) -> Section:
     """Table and figure of one length."""
     heading = f"{subject(there[:1])}, {there[0]['settings']['epochs']} epochs: the paper's Table 1"
     draw(there, heading, folder / f"{name}.png")
-    caption = (
-        "Test accuracy in per cent by batch size, mean ± standard error, and the slope of a least squares line, in "
-        f"points per hundred samples of batch. {trained(there)}"
-    )
-    return Section([f"**{heading}**", table(there), caption])
+    return Section([f"**{heading}**", table(there), f"Test accuracy in per cent by batch size. {trained(there)}"])
 
 
 #: What the paper leaves open, read otherwise.
