@@ -6,8 +6,8 @@ from importlib import import_module
 from .core.study import Recipe, Study
 
 _FILES = (
-    "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
-    "equations", "mechanism", "isometry_depth", "isometry_training", "plane",
+    "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "coordinates", "equations",
+    "mechanism", "isometry_depth", "isometry_training",
 )  # fmt: skip
 #: Problems that stand in one file with their study.
 _PROBLEMS = [f"benchmarks.problems.{name}" for name in ("regression", "friedman", "surrogates", "streams")]

@@ -1,4 +1,7 @@
-"""Isometry gap against depth in random networks: activations, ways to centre and normalise, and the theory."""
+"""Random networks: isometry gap by depth, by activations and ways to centre and normalise, with the theory.
+
+And what normalisers make of a thousand points of the plane (Bird 2025, Fig. 1).
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -18,6 +21,7 @@ from ..core.figure import panels, seaborn
 from ..core.store import Result
 from ..core.study import Recipe, measurement
 from ..core.tables import Row, Section, Table, exact, ranged
+from ..methods import METHODS
 
 WIDTH, DEPTH, SAMPLES = 1000, 30, 10
 #: Between any two of the samples at depth 0.
@@ -199,9 +203,58 @@ def _draw(file: str, result: Result, path: Path) -> None:
             axis.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label="band: quartiles")
 
 
+#: What figure and table call them → the methods of the other studies.
+NORMALISERS = {
+    "BatchNorm": METHODS["batchnorm"], "LayerNorm": METHODS["layernorm"], "L2 norm": METHODS["l2norm"],
+    "RMSNorm": METHODS["rmsnorm"], "affine-like": METHODS["affine-like"],
+}  # fmt: skip
+
+
+@torch.no_grad()
+def place(points: int = 1000) -> dict[str, Any]:
+    """Return normal points, and where every normaliser puts them."""
+    inputs = torch.randn(points, 2, generator=torch.Generator().manual_seed(0))
+    outputs = {}
+    for name, method in NORMALISERS.items():
+        *_, affine = layers = method.affine(2, 2)
+        affine.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
+        outputs[name] = _rounded(nn.Sequential(*layers)(inputs))
+    return {"inputs": _rounded(inputs), "outputs": outputs}
+
+
+def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
+    # Enough for a figure, and for whether a point lies on a circle.
+    x, y = ([round(value, 4) for value in column.tolist()] for column in points.double().unbind(1))
+    return {"x": x, "y": y}
+
+
+def section_of_plane(result: dict[str, Any], name: str, folder: Path) -> Section:
+    """Draw the points into `folder`; return table and caption as Markdown."""
+    names, count, path = list(result["outputs"]), len(result["inputs"]["x"]), folder / f"{name}.png"
+    title = f"{count} standard normal points, and where each normaliser puts them"
+    look: dict[str, Any] = {"aspect": "equal", "xlim": (-3.6, 3.6), "ylim": (-3.6, 3.6)}
+    with panels(names, title, path, xlabel="$x_1$", ylabel="$x_2$", **look) as axes:
+        for axis, (name, points) in zip(axes, result["outputs"].items(), strict=True):
+            drawn = {"input": (result["inputs"], "0.5", 9, 0.35), name: (points, NORMALISERS[name].color, 16, 0.5)}
+            for label, (where, color, size, alpha) in drawn.items():
+                axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
+                axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend
+    rows = list[Row]()
+    for name in names:
+        lengths = sorted((x * x + y * y) ** 0.5 for x, y in zip(*result["outputs"][name].values(), strict=True))
+        low, middle, high = (lengths[int(share * (count - 1))] for share in (0.05, 0.5, 0.95))
+        rows.append([name, *(exact(length, ".3f") for length in (low, middle, high))])
+    caption = f"{count} points from a standard normal in the plane. torch {result['environment']['torch']}."
+    return Section([Table(["length of the outputs", "5 %", "median", "95 %"], rows), caption])
+
+
 STUDIES = {
     "isometry-depth": measurement(
         "isometry of random networks by depth", "depth", compare, section,
         makes=[Recipe(0.02)], page="docs/results/isometry.md",
-    )
+    ),
+    "normalisers-plane": measurement(
+        "what normalisers make of a thousand points of the plane", "plane", place, section_of_plane,
+        makes=[Recipe(0.01)], smoke="", page="docs/results/isometry.md",
+    ),
 }  # fmt: skip

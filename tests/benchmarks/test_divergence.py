@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.studies import divergence
+from benchmarks.studies import mechanism as divergence
 
 from .conftest import ENVIRONMENT
 

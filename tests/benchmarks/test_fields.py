@@ -15,7 +15,7 @@ from benchmarks.problems import friedman, pictures, regression
 from benchmarks.problems.equations import EquationRun, Solver
 from benchmarks.problems.friedman import Friedman, FriedmanRun, gaussian_process, points
 from benchmarks.problems.pictures import CoordinateRun, Fit, psnr
-from benchmarks.studies import fourier
+from benchmarks.studies import coordinates
 from benchmarks.train import FieldRun, carried, train
 
 
@@ -34,7 +34,8 @@ def test_muon_steps_along_the_polar_factor_of_the_gradient():
 def test_crops_do_not_overlap_those_that_trials_learn():
     squares = pictures.CROPS[64]
     assert len(set(squares)) == len(squares) == 16
-    assert {squares[crop][0] for crop in fourier.TUNED_ON}.isdisjoint(squares[crop][0] for crop in fourier.SHOWN)
+    trials, shown = ({squares[crop][0] for crop in each} for each in (coordinates.ORDINARY, coordinates.SHOWN))
+    assert trials.isdisjoint(shown)
     assert (psnr(4.0), psnr(0.04)) == (0, pytest.approx(20))
 
 
