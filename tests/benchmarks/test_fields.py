@@ -72,7 +72,7 @@ def test_features_have_the_deviation_of_their_run():
 
 
 def test_rows_that_count_are_the_derivatives_of_what_a_layer_reads():
-    problem, x, counted = Solver(EquationRun("", "none", equation="heat")), torch.rand(50, 2).double(), []
+    problem, x, counted = Solver(EquationRun("", "none", equation="poisson")), torch.rand(50, 2).double(), []
     model, weights = problem.model(), problem.equation.weights
     carried(model, x, weights, lambda layer, rows: counted.append((layer, rows)))
     assert [layer for layer, _ in counted] == [layer for layer in model if isinstance(layer, nn.Linear)]
