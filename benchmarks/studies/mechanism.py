@@ -6,7 +6,7 @@ That is asked of the divergence of real steps along tuned runs, beside the accur
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
@@ -47,7 +47,7 @@ class Subject(NamedTuple):
 
 
 #: Rates are rough: enough to train the network in a few epochs, tuned for nobody.
-SUBJECTS: dict[str, Subject] = {
+SUBJECTS = {
     "none": Subject(METHODS["none"], 0.1),
     "proportional": Subject(METHODS["proportional"], 1.0),
     "disproportional": Subject(METHODS["disproportional"], 1.0),
@@ -104,12 +104,11 @@ def _subject(subject: Subject, data: Dataset, batches: int, uneven: int) -> dict
         with torch.no_grad():
             right = model.eval()(data.test_inputs).argmax(-1) == data.test_labels
         model.train()
-        climbing = [not each.descends for each in measure(uneven, UNEVEN_ROWS, 2.0)]
         return {
             "accuracy": 100 * right.double().mean().item(),
-            "layers": [_pooled([list(each.layers.values())[at] for each in found]) for at in range(len(HIDDEN) + 1)],
-            "not_downhill": sum(not each.descends for each in found) / len(found),
-            "not_downhill_uneven": sum(climbing) / len(climbing) if climbing else None,
+            "layers": [_pooled(layers) for layers in zip(*(each.layers.values() for each in found), strict=True)],
+            "not_downhill": statistics.fmean(not each.descends for each in found),
+            "not_downhill_uneven": statistics.fmean(not each.descends for each in measure(uneven, UNEVEN_ROWS, 2.0)),
         }
 
     def train(steps: int) -> None:
@@ -123,7 +122,7 @@ def _subject(subject: Subject, data: Dataset, batches: int, uneven: int) -> dict
     return {"adam": subject.adam, "lr": subject.lr, "start": start, "trained": stage()}
 
 
-def _pooled(layers: list[Any]) -> dict[str, Any]:
+def _pooled(layers: Sequence[Any]) -> dict[str, Any]:
     """Quartiles over the rows of all batches; variances within a batch, their mean over batches."""
     summaries, mean = [layer.summary() for layer in layers], statistics.fmean
     rows = {name: torch.cat([getattr(layer, name) for layer in layers]) for name in ("cosine", "gain", "interference")}
@@ -133,7 +132,7 @@ def _pooled(layers: list[Any]) -> dict[str, Any]:
         "gain_variance": mean(s["gain_variance"] for s in summaries),
         "squared_norm_variance": mean(s["squared_norm_variance"] for s in summaries),
         "weight_share": mean(s["responsibility"]["weight"] for s in summaries),
-        "not_downhill": sum(not s["descends"] for s in summaries) / len(summaries),
+        "not_downhill": mean(not s["descends"] for s in summaries),
     }
 
 
@@ -154,29 +153,30 @@ def _cost(data: Dataset, rounds: int) -> list[dict[str, Any]]:
 
 def table(result: dict[str, Any], stage: str) -> Table:
     """The table of one stage; three numbers in a cell are the three layers."""
-    rows, title = list[Row](), result["stages"][stage]
+    rows = list[dict[str, str | Cell]]()
     for name, subject in result["subjects"].items():
         found = subject[stage]
-        layers, uneven = found["layers"], found["not_downhill_uneven"]
-        gains = [(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers]
-        columns = (
-            [exact(layer["cosine"][1], ".2f") for layer in layers],
-            [Cell(f"{mean:.3g} ± {d:.2g}", {"": mean, "deviation": d}) for mean, d in gains],
-            [exact(layer["interference"][1], ".2f") for layer in layers],
-            [exact(layer["weight_share"], ".2f") for layer in layers],
-            [exact(layer["squared_norm_variance"], ".2g") for layer in layers],
-        )
-        whole = [exact(100 * found["not_downhill"], ".0f"), exact(None if uneven is None else 100 * uneven, ".1f")]
-        rows.append([name, *map(_by_layer, columns), *whole, exact(found["accuracy"], ".1f")])
-    header = ["method", "cosine", "own gain", "interference", "weight share", "Var\\|x\\|²"]
-    header += ["uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"]
-    return Table(header, rows, name=stage, heading=title[0].upper() + title[1:])
+        layers, gains = found["layers"], []
+        for mean, deviation in ((layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers):
+            gains.append(Cell(f"{mean:.3g} ± {deviation:.2g}", {"": mean, "deviation": deviation}))
+        rows.append({
+            "method": name,
+            "cosine": _by_layer(exact(layer["cosine"][1], ".2f") for layer in layers),
+            "own gain": _by_layer(gains),
+            "interference": _by_layer(exact(layer["interference"][1], ".2f") for layer in layers),
+            "weight share": _by_layer(exact(layer["weight_share"], ".2f") for layer in layers),
+            "Var\\|x\\|²": _by_layer(exact(layer["squared_norm_variance"], ".2g") for layer in layers),
+            "uphill, %": exact(100 * found["not_downhill"], ".0f"),
+            f"uphill, {UNEVEN_ROWS} uneven rows, %": exact(100 * found["not_downhill_uneven"], ".1f"),
+            "accuracy, %": exact(found["accuracy"], ".1f"),
+        })  # fmt: skip
+    return Table.of(rows, name=stage, heading=f"{STAGES[stage]}:")
 
 
-def _by_layer(cells: list[Cell]) -> Cell:
-    numbers = {f"layer {at} {name}".strip(): value for at, cell in enumerate(cells, 1) for name, value in
-               cell.numbers.items()}  # fmt: skip
-    return Cell(", ".join(cell.text for cell in cells), numbers)
+def _by_layer(cells: Iterable[Cell]) -> Cell:
+    every = list(cells)
+    numbers = {f"layer {at} {name}".strip(): n for at, cell in enumerate(every, 1) for name, n in cell.numbers.items()}
+    return Cell(", ".join(cell.text for cell in every), numbers)
 
 
 def section(result: dict[str, Any], name: str, folder: Path) -> Section:

@@ -85,13 +85,13 @@ _WITHIN = (
 )  # fmt: skip
 
 
+#: Activation, method, optimizer, epochs.
+_KEY = setting("activation", "method", "optimizer", "epochs")
+
+
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol."""
     return {own: _section(results, tried) for own, results, tried in protocols(store, name, *_WITHIN)}
-
-
-#: Activation, method, optimizer, epochs.
-_KEY = setting("activation", "method", "optimizer", "epochs")
 
 
 def _section(results: list[Result], searched: list[Result]) -> Section:
@@ -169,12 +169,13 @@ def _once_more(run: ImageRun) -> list[ImageRun]:
     return [run, replace(run, epochs=30)] if run.optimizer == "sgd" else [run]
 
 
-def _other_seeds(run: ImageRun) -> list[ImageRun]:
-    return [replace(run, seeds=tuple(range(1, len(run.seeds) + 1)))]
-
-
 def _pairs_study(help: str, grid: Grid, *makes: Recipe, **more: Any) -> Study:
-    return _study(help, [(grid, [BY_LADDER])], *makes, then=_other_seeds, **more)
+    """A study of every method behind every optimizer, whose trials have a seed of their own."""
+
+    def other_seeds(run: ImageRun) -> list[ImageRun]:
+        return [replace(run, seeds=tuple(range(1, len(run.seeds) + 1)))]
+
+    return _study(help, [(grid, [BY_LADDER])], *makes, then=other_seeds, **more)
 
 
 _CONVOLUTIONS = {
