@@ -177,8 +177,6 @@ class ImageRun(Run):
             ("batch_size", "lr", "epochs", "gain"), schedule=SCHEDULES, backend=BACKENDS, network=NETWORKS,
             activation=ACTIVATIONS, optimizer=OF_PARAMETERS, departure=[None, *DEPARTURES],
         )  # fmt: skip
-        if not self.seeds:
-            raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):
             raise ValueError(f"hidden is {list(self.hidden)}; every width must be positive.")
         if METHODS[self.method].by_inputs is not None and self.backend != "loop":

@@ -55,14 +55,11 @@ def resonance(generator: np.random.Generator, count: int) -> np.ndarray:
     return lfilter([1.0], [1.0, -1.6, 0.8], innovations)[500:] / np.sqrt(1.8 / (0.2 * (1.8**2 - 1.6**2)))
 
 
-def amplitude(generator: np.random.Generator, count: int) -> np.ndarray:
-    """The exponential of a slow autoregression, which wanders over two orders of magnitude."""
-    return np.exp(lfilter([0.15], [1.0, -0.995], generator.normal(size=count + 2000))[2000:])
-
-
 def coloured(generator: np.random.Generator, rows: int, follows: bool) -> Stream:
-    """A coloured signal of wandering amplitude; its target has the same amplitude, or none."""
-    signal, scale = (make(generator, rows + TAPS - 1) for make in (resonance, amplitude))
+    """A coloured signal; its target has the same amplitude, which wanders over two orders of magnitude, or none."""
+    count = rows + TAPS - 1
+    signal = resonance(generator, count)
+    scale = np.exp(lfilter([0.15], [1.0, -0.995], generator.normal(size=count + 2000))[2000:])
     mixing, readout = generator.normal(size=(TAPS, 8)) / TAPS**0.5, generator.normal(size=8) / 8**0.5
     scales = scale[TAPS - 1 :] if follows else np.ones(rows)
     targets = scales * (np.tanh(sliding_window_view(signal, TAPS) @ mixing) @ readout)
@@ -307,10 +304,6 @@ class Outcome(NamedTuple):
     high: float
 
 
-#: (arm, signal) → what it reached.
-Outcomes = Mapping[tuple[str, str], Outcome]
-
-
 def _outcome(results: Sequence[Result], searched: Sequence[Result]) -> Outcome:
     """The range of rates is of the geometric means of the trials' errors, at the limit or damping that is chosen."""
     lr, bound = _chosen(results[-1])
@@ -328,7 +321,7 @@ def _chosen(result: Result) -> tuple[float, float | None]:
     return settings["lr"], settings.get("limit", settings.get("damping"))
 
 
-def _figure(outcomes: Outcomes, signals: list[str], path: Path) -> None:
+def _figure(outcomes: Mapping[tuple[str, str], Outcome], signals: list[str], path: Path) -> None:
     names = in_order(ARMS, (name for name, _ in outcomes))[::-1]
     with panels([TITLES[s] for s in signals], "Range of learning rates within 10 % of the best", path,
                 columns=2, height=2.6, xlabel="learning rate / best learning rate", xscale="log") as axes:  # fmt: skip

@@ -117,12 +117,12 @@ def verdict(fits: dict[str, float], errors: dict[str, float], digits: list[Resul
         errors: way to solve the equation → relative error.
         digits: runs, the best first.
     """
-    white = {name: name.startswith("Whitened") for name in fits}
-    ways = [max((name for name in fits if white[name] is own), key=fits.__getitem__) for own in (True, False)]
+    ways = [max((name for name in fits if name.startswith("Whitened") is own), key=fits.__getitem__)
+            for own in (True, False)]  # fmt: skip
     first, other = sorted(ways, key=lambda name: -fits[name])
     text = f"the picture, in equal time: {first} wins, {fits[first]:.1f} dB; {other} has {fits[other]:.1f} dB"
-    (best_solver, least), *others = sorted(errors.items(), key=lambda each: each[1])
-    text += f". The equation, in equal time: {best_solver} wins, relative error {least:.1g}"
+    (solver, least), *others = sorted(errors.items(), key=lambda each: each[1])
+    text += f". The equation, in equal time: {solver} wins, relative error {least:.1g}"
     text += "".join(f"; {name} has {error:.1g}" for name, error in others)
     best = [r for r in digits if _wraps(r)][:1] + [r for r in digits if not _wraps(r)][:1]
     if len(best) < 2 or len(_accuracies(best[0])) < 2:

@@ -55,7 +55,6 @@ FAR = 3.0
 VARIED = "burgers", "reaction", "korteweg-de-vries"
 CHANGES: dict[str, Changes] = {"points that stay": {"draws": "once"}, "PyTorch's initialisation": {"start": "pytorch"}}
 SEED, AGAIN_ON, SOAP = 1, 101, Arm("none", "soap", "none")
-_ABOUT = "Relative L2 error after a minute, of seed 1, by the settings that trials chose for the runs above."
 #: Damping that searches begin with.
 DAMPINGS = {"spring": 1e-4}
 _LOOK = Look(
@@ -131,18 +130,14 @@ def _by_arm(cells: Mapping[Place, Cell], about: str) -> Section:
 
 
 def _above(best: Mapping[Place, list[Result]], lowest: Mapping[str, Arm]) -> dict[Place, float]:
-    """P of an arm's being above the lowest of its equation, after Holm's correction."""
+    """P of an arm's being above the lowest of its equation, after Holm's correction; no error counts above that of 0."""
     found = dict[Place, float]()
     for is_nonlinear in (True, False):
         others = [(e, key) for e, key in best if (e in NONLINEAR) is is_nonlinear and key != lowest[e]]
-        tests = [paired(_capped(best[e, key]), _capped(best[e, lowest[e]]), math.log10).p for e, key in others]
+        final = {place: {of: min(error, 1.0) for of, error in errors(runs).items()} for place, runs in best.items()}
+        tests = [paired(final[e, key], final[e, lowest[e]], math.log10).p for e, key in others]
         found |= dict(zip(others, holm([1.0 if math.isnan(p) else p for p in tests]), strict=True))
     return found
-
-
-def _capped(runs: Iterable[Result]) -> dict[tuple[Any, ...], float]:
-    """Errors, of which none is above that of the solution 0."""
-    return {problem: min(error, 1.0) for problem, error in errors(runs).items()}
 
 
 def _error(runs: Sequence[Result], is_lowest: bool, p: float | None) -> Cell:
@@ -153,15 +148,16 @@ def _error(runs: Sequence[Result], is_lowest: bool, p: float | None) -> Cell:
 
 
 def _times(runs: Sequence[Result]) -> Cell:
-    middles = {error: statistics.median(_seconds(r, error) for r in runs) for error in TIMED}
+    """Medians of when errors were first no higher than `TIMED`; never is infinite."""
+    middles = {
+        error: statistics.median(
+            next((t for t, e in zip(r["seconds"], r["error"], strict=True) if e is not None and e <= error), math.inf)
+            for r in runs
+        )
+        for error in TIMED
+    }
     text = ", ".join(f"{time:.0f}" if math.isfinite(time) else "–" for time in middles.values())
     return Cell(text, {f"{error:g}": time for error, time in middles.items()})
-
-
-def _seconds(result: Result, error: float) -> float:
-    """When the error was first no higher; never is infinite."""
-    reached = (t for t, e in zip(result["seconds"], result["error"], strict=True) if e is not None and e <= error)
-    return next(reached, math.inf)
 
 
 def _vary(store: Store, shown: Sequence[Changes], search: Callable[[EquationRun], Search]) -> None:
@@ -221,7 +217,7 @@ def _varied(store: Store, name: str) -> Sections:
         return {}
     pairs = [f"{_short(e)} {first:.1e} and {second:.1e}" for e, (first, second) in tuned_twice(store).items()]
     twice = f" SOAP, tuned on two seeds in turn, has medians of {', '.join(pairs)}." if pairs else ""
-    return {f"{name}-varied": Section([Table.of(rows), _ABOUT + twice])}
+    return {f"{name}-varied": Section([Table.of(rows), f"Errors after a minute, of seed 1.{twice}"])}
 
 
 def _short(equation: str) -> str:

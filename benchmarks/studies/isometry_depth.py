@@ -46,8 +46,7 @@ def _normalised(x: Tensor) -> Tensor:
 
 
 #: How a layer ends: activation → what stands in its place; what is measured of each sample and taken out of it.
-Variant = tuple[Callable[[Any], Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
-VARIANTS: dict[str, Variant] = {
+VARIANTS: dict[str, tuple[Callable[[Any], Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]] = {
     "layernorm": (lambda f: f, lambda x: _normalised(_centred(x))),
     "centred": (lambda f: f, _centred),
     "mean-field-centred": (lambda f: MeanFieldNorm(f, normalize=False), _normalised),

@@ -88,7 +88,6 @@ _SEARCHES = [
     Search(["schedulefree", "soap"], ["layernorm", "none"]),
     Search(["whitened-soap"], ["layernorm", "none"], [3e-3, 1e-2]),
 ]
-_LONGER = [Search(["muon", "whitened-muon-16"], rates=[3e-3, 1e-2], dampings=[3.0])]
 _WRAPPERS = [
     Search(["adamw", "proportional-adamw"], ["layernorm", "none"], [1e-3, 3e-3, 1e-2]),
     Search(["adamw", "proportional-adamw"], ["dyt"], [3e-4, 1e-3, 3e-3, 1e-2]),
@@ -98,10 +97,6 @@ _WRAPPERS = [
 
 #: Method, norm, rate, steps.
 Fixed = tuple[str, str, float, int]
-#: Rates that came second where a seed goes wrong at the first, by every seed.
-_SMALL_TOO, _WRAPPERS_TOO = [("whitened-adamw-16", "none", 3e-3, 400)], [("adamw", "affine-like", 1e-2, 400)]
-#: As long as four hundred and two thousand steps of whitening take.
-_EQUAL_TIME = [("muon", "layernorm", 1e-2, 432), ("muon", "layernorm", 3e-3, 2160)]
 #: Of the rows of a batch, 1,024, as many as `max_rows` lets count, or all.
 _ROWS = [
     (f"whitened-{optimizer}{rows}", "layernorm", lr, 400)
@@ -323,18 +318,21 @@ def _study(
 
 
 _TIMES = ("", "--time")
-_EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")
 STUDIES = {
+    # Rates that came second, where a seed goes wrong at the first, by every seed.
     "char-lm": _study(
         "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
-        _SEARCHES, _SMALL_TOO,
+        _SEARCHES, [("whitened-adamw-16", "none", 3e-3, 400)],
     ),
     "char-lm-2000": _study(
         "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
-        _LONGER, steps=(2000,),
+        [Search(["muon", "whitened-muon-16"], rates=[3e-3, 1e-2], dampings=[3.0])], steps=(2000,),
     ),
+    # As long as four hundred and two thousand steps of whitening take.
     "char-lm-equal-time": _study(
-        "Muon for as long as whitening takes", Recipe(0.3, options=_EQUAL_TIMES), [], _EQUAL_TIME, figures=False
+        "Muon for as long as whitening takes",
+        Recipe(0.3, options=("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")),
+        [], [("muon", "layernorm", 1e-2, 432), ("muon", "layernorm", 3e-3, 2160)], figures=False,
     ),
     "char-lm-rows": _study(
         "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
@@ -343,5 +341,7 @@ STUDIES = {
         "a second search, which says how far two of one method lie apart", Recipe(1.0),
         [Search(["adamw", "muon"]), *_WHITENED], figures=False, tuned_on=101, seeds=5,
     ),
-    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, _WRAPPERS_TOO, preset="million"),
+    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, [("adamw", "affine-like", 1e-2, 400)],
+        preset="million",
+    ),
 }  # fmt: skip

@@ -218,8 +218,6 @@ def figure(result: dict[str, Any], path: Path) -> None:
 POINTS, BATCHES = 8, 4
 #: What is measured → what tables call it.
 QUANTITIES = {"cosine": "cosine with −g", "gain_spread": "spread of the own gain", "interference": "part across g"}
-#: A group of runs has this many or no rank correlation.
-ENOUGH = 4
 
 
 def follow(run: ImageRun, data: Dataset, watch: Watch = NOBODY) -> Result:
@@ -300,10 +298,10 @@ def sound(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def groups(results: Sequence[Result]) -> dict[str, pd.DataFrame]:
-    """All sound runs, and those of every activation and optimizer, where there are enough."""
+    """All sound runs, and those of every activation and optimizer, where there are four at the least."""
     runs = sound(results)
     by_both = {", ".join(key): group for key, group in runs.groupby(["activation", "optimizer"], sort=False)}
-    return {name: group for name, group in {"all": runs, **by_both}.items() if len(group) >= ENOUGH}
+    return {name: group for name, group in {"all": runs, **by_both}.items() if len(group) >= 4}
 
 
 def rank(runs: pd.DataFrame, quantity: str) -> Any:
@@ -332,15 +330,12 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {name: Section([first, second, caption])}
 
 
-#: Marks of the optimizers.
-_MARKS = {"sgd": "o", "momentum": "s", "adam": "^"}
-
-
 def _figure(runs: pd.DataFrame, title: str, path: Path) -> None:
     """Draw accuracy against every quantity, a row of panels for each activation and a mark for each optimizer."""
     places = list(product(in_order(ACTIVATIONS, runs["activation"]), QUANTITIES))
     look = {"hue": "method", "palette": {method.label: method.color for method in METHODS.values()}, "s": 45}
-    look |= {"style": "optimizer", "markers": _MARKS, "style_order": in_order(_MARKS, runs["optimizer"])}
+    marks = {"sgd": "o", "momentum": "s", "adam": "^"}
+    look |= {"style": "optimizer", "markers": marks, "style_order": in_order(marks, runs["optimizer"])}
     names = [f"{QUANTITIES[quantity]}: {activation}" for activation, quantity in places]
     with panels(names, title, path, columns=3, ylabel="test accuracy, %") as axes:
         for axis, (activation, quantity) in zip(axes, places, strict=True):

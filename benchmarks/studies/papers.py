@@ -161,17 +161,14 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
                 low, high = ([end(each) for each in gauges.values()] for end in (min, max))
                 shade(axis, list(gauges), low, high, color, "band: lowest to highest gauge")
                 rows[label] = [label, exact(runs[-1]["settings"]["lr"])]
-                cells |= {(label, sigma): _gauges(values) for sigma, values in gauges.items()}
+                for sigma, values in gauges.items():
+                    mean, ends = statistics.fmean(values), {"lowest": min(values), "highest": max(values)}
+                    text = f"{mean:.2f} ({ends['lowest']:.2f} to {ends['highest']:.2f})"
+                    cells[label, sigma] = Cell(text, {"": mean, **ends, "n": len(values)})
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
     caption = f"Test accuracy: mean over gauges, the lowest and the highest. {trained(results)}"
     columns = {sigma: f"σ = {sigma:g}" for sigma in sigmas}
     return Section([f"**{heading}**", pivot(["method, optimizer", "learning rate"], rows, columns, cells), caption])
-
-
-def _gauges(values: list[float]) -> Cell:
-    mean, low, high = statistics.fmean(values), min(values), max(values)
-    numbers = {"": mean, "lowest": low, "highest": high, "n": len(values)}
-    return Cell(f"{mean:.2f} ({low:.2f} to {high:.2f})", numbers)
 
 
 _PROPORTIONS = [

@@ -13,7 +13,7 @@ from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
 from ..core.tables import Cell, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman, welch
-from ..grids import PAPERS, Grid, Presets, grid_study, presets
+from ..grids import PAPERS, Grid, grid_study, presets
 from ..methods import METHODS, labels
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
 
@@ -130,23 +130,19 @@ def draw(results: list[Result], title: str, path: Path) -> None:
     with panels(names, title, path, columns=len(activations), height=2.9, **look) as axes:
         for axis, ((_, activation), methods) in zip(axes, drawn.items(), strict=True):
             for name in methods:
-                _draw_method(axis, name, activation, found[name, activation])
+                by_size, color = found[name, activation], METHODS[name].color
+                bars(axis, by_size, METHODS[name])
+                # A line in batch size is a curve over its logarithm.
+                if fitted := line(by_size):
+                    xs = np.linspace(min(by_size), max(by_size))
+                    axis.plot(xs, fitted.intercept + fitted.slope * xs, color=color, linewidth=4, alpha=0.25)
+                if theirs := PAPER.get((name, activation)):
+                    xs = np.linspace(SIZES[0], SIZES[-1])
+                    axis.plot(xs, theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / 5), ":", color=color, linewidth=1.0)
             axis.set_xscale("log", base=2)
             axis.set_xticks(SIZES, [str(size) for size in SIZES])
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
         axes[-1].plot([], [], ":", color="0.3", label="the paper's line")
-
-
-def _draw_method(axis: Any, name: str, activation: str, by_size: dict[int, list[float]]) -> None:
-    bars(axis, by_size, METHODS[name])
-    # A line in batch size is a curve over its logarithm.
-    if fitted := line(by_size):
-        xs = np.linspace(min(by_size), max(by_size))
-        axis.plot(xs, fitted.intercept + fitted.slope * xs, color=METHODS[name].color, linewidth=4, alpha=0.25)
-    if theirs := PAPER.get((name, activation)):
-        xs = np.linspace(SIZES[0], SIZES[-1])
-        heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
-        axis.plot(xs, heights, ":", color=METHODS[name].color, linewidth=1.0)
 
 
 #: From the largest batch on, which is the soonest done.
@@ -165,10 +161,6 @@ _DEPARTURES: Grid = {
     **PAPERS, "method": ["none", "batchnorm", "l2norm", "affine-like"], "activation": ["tanh"], "batch_size": 128,
     "departure": [None, *DEPARTURES],
 }  # fmt: skip
-_LENGTHS: Presets = {
-    "paper": [{**_DEPARTURES, "epochs": 100}],
-    "reduced": [{**_DEPARTURES, "method": ["none", "affine-like"], "seeds": 3}],
-}
 
 
 def _departures(results: list[Result], name: str, folder: Path) -> Section:
@@ -198,7 +190,9 @@ STUDIES = {
         page=_PAGE,
     ),
     "departures": grid_study(
-        "what the paper's Table 1 leaves open, read otherwise", _LENGTHS,
+        "what the paper's Table 1 leaves open, read otherwise",
+        {"paper": [{**_DEPARTURES, "epochs": 100}],
+         "reduced": [{**_DEPARTURES, "method": ["none", "affine-like"], "seeds": 3}]},
         apart(_departures, "departure", "method", "backend"), page=_PAGE,
         makes=[Recipe(0.4, options=("--preset reduced",)), Recipe(0.7, "departures-long", (_THREE,))],
     ),

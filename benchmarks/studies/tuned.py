@@ -46,15 +46,6 @@ BY_TRIALS: Stage = ("trials", lambda run, options: tune.grid(trials(run, options
 BY_LADDER: Stage = ("search", _ladder)
 
 
-def at_best(final: Sequence[ImageRun], stage: Stage, options: TunedOptions, store: Store) -> list[ImageRun]:
-    """Every run at the settings of its trials that reached the highest validation accuracy."""
-    part, chooser = stage
-    searches = [chooser(run, options) for run in final]
-    best = tune.choose(searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
-    settings = [{name: getattr(run, name) for name in ("lr", "weight_decay", "damping")} for run in best]
-    return [replace(run, **own) for run, own in zip(final, settings, strict=True)]
-
-
 def _study(
     help: str, arms: Sequence[tuple[Grid, Sequence[Stage]]], *makes: Recipe,
     then: Callable[[ImageRun], list[ImageRun]] = lambda run: [run], search_epochs: int = 3, **more: Any,
@@ -70,8 +61,15 @@ def _study(
                 refuse_given(options, [name], "on this study; leave it out")
         for grid, stages in arms:
             final = expand([{"schedule": "cosine", "data": "cifar10", **grid}], options.given())
-            for stage in stages:
-                final = at_best(final, stage, options, store)
+            for part, chooser in stages:  # at the settings of the highest validation accuracy
+                searches = [chooser(run, options) for run in final]
+                best = tune.choose(
+                    searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download
+                )
+                final = [
+                    replace(run, lr=own.lr, weight_decay=own.weight_decay, damping=own.damping)
+                    for run, own in zip(final, best, strict=True)
+                ]
             run_all([each for chosen in final for each in then(chosen)], IMAGES, store, download=options.download)
 
     entry = {"data": "images", "page": "docs/results/mlp.md", "makes": makes, **more}
