@@ -130,7 +130,7 @@ def _by_arm(cells: Mapping[Place, Cell], about: str) -> Section:
 
 
 def _above(best: Mapping[Place, list[Result]], lowest: Mapping[str, Arm]) -> dict[Place, float]:
-    """P of an arm's being above the lowest of its equation, after Holm's correction; no error counts above that of 0."""
+    """P of an arm's being above the lowest of its equation, after Holm's correction; errors end at that of 0."""
     found = dict[Place, float]()
     for is_nonlinear in (True, False):
         others = [(e, key) for e, key in best if (e in NONLINEAR) is is_nonlinear and key != lowest[e]]

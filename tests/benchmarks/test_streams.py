@@ -54,10 +54,6 @@ def test_overshooting_bound_is_that_of_the_paper(target, is_bounded):
     assert (got.item() < rate) == is_bounded
 
 
-def test_overshooting_bound_without_an_error_is_no_bound():
-    assert share(1.0, [torch.zeros(3)], torch.tensor(0.0)).item() == 1
-
-
 @pytest.mark.parametrize(("arm", "limit"), [("clipped", 1e-3), ("obgd", None)])
 def test_a_bounded_step_is_a_part_of_the_whole_one(arm, limit):
     signal, moved = signal_of(run_of("sgd", steps=1)), []
