@@ -211,7 +211,12 @@ class Solver(Problem):
         self.run, self.generator, self.equation = run, torch.Generator().manual_seed(run.seed), EQUATIONS[run.equation]
         self.test = self.draw(9000, torch.Generator().manual_seed(-1))
         self.truth = self.equation.solution(self.test)
-        self.observed = self._observations() if self.equation.unknown else None
+        self.observed = None
+        if self.equation.unknown:
+            points = self.draw(OBSERVATIONS, self.generator)
+            exact = self.equation.solution(points)
+            noise = torch.randn(exact.shape, dtype=exact.dtype, generator=self.generator)
+            self.observed = points, exact + NOISE * exact.square().mean().sqrt() * noise
         self.fixed = self._points() if run.draws == "once" else None
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
@@ -222,12 +227,6 @@ class Solver(Problem):
     def batch(self) -> Batch:
         """The points of the next step."""
         return self.fixed or self._points()
-
-    def _observations(self) -> tuple[Tensor, Tensor]:
-        points = self.draw(OBSERVATIONS, self.generator)
-        exact = self.equation.solution(points)
-        noise = torch.randn(exact.shape, dtype=exact.dtype, generator=self.generator)
-        return points, exact + NOISE * exact.square().mean().sqrt() * noise
 
     def _points(self) -> Batch:
         inside, sides = (self.draw(n, self.generator) for n in (self.run.inner, POINTS[self.run.inner]))

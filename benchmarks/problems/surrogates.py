@@ -32,6 +32,11 @@ TRAIN, TEST, POINTS, VISCOSITY = 1000, 200, 128, 0.003
 CHANNELS, MODES, BLOCKS, BATCH = 32, 16, 4, 20
 #: Of a flow: coupling layers, units of both hidden layers, rows in a batch, rows that test.
 COUPLINGS, HIDDEN, ROWS, TEST_ROWS = 8, 64, 256, 10000
+#: What is learned → its column.
+TITLES = {
+    "burgers": "operator, relative error", "moons": "flow, two moons, nats",
+    "patches": "flow, squares of photographs, nats",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class SurrogateRun(FieldRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(("spectral_rate",), data_set=DATA_SETS, start=(None, "zero"))
+        self.check(("spectral_rate",), data_set=TITLES, start=(None, "zero"))
 
 
 @cache
@@ -229,7 +234,6 @@ class Density(Problem):
         return error
 
 
-DATA_SETS = ("burgers", *DENSITIES)
 SURROGATES = kind_of(lambda run: Burgers(run) if run.data_set == "burgers" else Density(run))
 ARMS = [
     *(Arm("none", optimizer, method) for optimizer, method in product(["adam", "soap"], ["none", "whitened"])),
@@ -244,10 +248,6 @@ REMEDIES: dict[str, list[tuple[str, Mapping[str, Any]]]] = {
         ("adam", {"norm": "layernorm"}), ("adam", {"norm": "columns"}), ("adam", {"longer": 2}),
         ("adam", {"start": "zero"}),
     ],
-}  # fmt: skip
-TITLES = {
-    "burgers": "operator, relative error", "moons": "flow, two moons, nats",
-    "patches": "flow, squares of photographs, nats",
 }  # fmt: skip
 STARTS = {"adam": 1e-2, "soap": 3.2e-3, "muon": 1e-2}
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..core.arms import Arm, Look, arm, compete, first_trial, label, sections, style, variants
 from ..core.figure import panels
 from ..core.runs import check_known, in_turn, measure, run_all
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training, check_length
 from ..core.tables import Cell, Section, Table, estimate, exact, grouped, in_words, machine
 from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, Fit, by_crop, psnr
@@ -126,8 +126,6 @@ IN_TIME = [
 ]  # fmt: skip
 #: Crops of 64 × 64 pixels, of other photographs than those that trials learn.
 SHOWN = tuple(range(2, 12))
-#: Steps of Adam, whose time every arm has.
-STEPS = 500
 #: Deviations of the frequencies that bare Adam and SOAP try at their first learning rates, judged by held-out pixels.
 DEVIATIONS = (1.5, 3.0, 6.0, 12.0)
 
@@ -155,7 +153,7 @@ class FourierOptions(Training):
 
     trials: int = 10  # that choose an arm's learning rate and damping
     crops: int = len(SHOWN)  # this many at most
-    steps: int = STEPS  # of bare Adam, whose time each arm has
+    steps: int = 500  # of bare Adam, whose time each arm has
     rounds: int = 41  # that measure the prices of steps
 
 
@@ -238,13 +236,6 @@ def _figure(results: dict[Arm, list[Result]], times: dict[str, Any], title: str,
             axis.plot(x, means, label=name, **style(key))
 
 
-def _deviations(store: Store) -> str:
-    """What each deviation of the features reaches on held-out pixels of the crops that trials learn."""
-    trials = grouped(store.read("deviation"), lambda r: r["settings"]["deviation"])
-    means = {deviation: statistics.fmean(psnr(r["score"]) for r in runs) for deviation, runs in trials.items()}
-    return ", ".join(f"{mean:.1f} dB at {deviation:g}" for deviation, mean in means.items())
-
-
 def report_in_time(store: Store, name: str, folder: Path) -> Sections:
     """One table and one figure."""
     results = store.read()
@@ -262,13 +253,17 @@ def report_in_time(store: Store, name: str, folder: Path) -> Sections:
     widest = max((high - low) / (high + low) for low, high in (each["quartiles"] for each in ratios))
     _figure(in_time, measured["time_ratio"], heading, folder / f"{name}.png")
     fewest = min(len(tried) for tried in _trials(store).values())
+    deviations = ", ".join(
+        f"{statistics.fmean(psnr(r['score']) for r in runs):.1f} dB at {deviation:g}"
+        for deviation, runs in grouped(store.read("deviation"), setting("deviation")).items()
+    )
     crops = len({r["settings"]["crop"] for r in learned})
     caption = (
         f"Mean ± standard error over {crops} crops of two photographs; p is of the paired t test. Learning rate and "
         f"damping are the best of {in_words(fewest, 'trial')} in equal time, each on four crops of a third photograph. "
         f"Time per step is processor time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in "
         f"turn, with quartiles within ± {100 * widest:.0f} %. Held out is every other pixel. Trials on the third "
-        f"photograph chose the features' deviation, 3; there pixels held out have {_deviations(store)}. "
+        f"photograph chose the features' deviation, 3; there pixels held out have {deviations}. "
         f"{machine(results[0]['environment'])}"
     )
     return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}

@@ -90,10 +90,11 @@ def train(
     accuracy = 100 * (predicted == data.test_labels).double().mean().item()
     settings = {"data": public_name(name), "activation": activation, "layers": len(widths), "width": widths[0]}
     settings |= {"batch_size": BATCH_SIZE, "lr": LR, "steps": steps, "seed": seed}
-    about = {"features": data.features, "training_samples": count, "samples": samples, "batches": MEASURED}
-    isometry, strength = {"start": start, "trained": measured()}, isometry_strength(ACTIVATIONS[activation]())
-    found = {"strength": strength, "isometry": isometry, "train_loss": losses, "test_accuracy": accuracy}
-    return {"settings": settings, **about, **found}
+    return {
+        "settings": settings, "features": data.features, "training_samples": count, "samples": samples,
+        "batches": MEASURED, "strength": isometry_strength(ACTIVATIONS[activation]()),
+        "isometry": {"start": start, "trained": measured()}, "train_loss": losses, "test_accuracy": accuracy,
+    }  # fmt: skip
 
 
 #: Steps of training over which a loss is averaged.
@@ -232,12 +233,10 @@ class TrainingOptions(WidthsOptions):
 def _run(options: TrainingOptions, store: Store) -> None:
     check_known("activation", options.activations, ACTIVATIONS)
     data, steps, width = options.data, options.steps, options.width
-    wanted: dict[str, Callable[[], Result]] = {}
     for layers, seed, name in product(options.layers, range(options.seeds), options.activations):
         which = f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0))
         run = partial(train, name, data, steps, [width] * layers, seed, download=options.download)
-        wanted[f"{name}, {public_name(data)}, {steps} steps, width {width}{which}"] = run
-    measure(store, wanted)
+        measure(store, {f"{name}, {public_name(data)}, {steps} steps, width {width}{which}": run})
 
 
 WIDTHS = [[1000] * 5, [512, 1024, 2048, 4096, 8192], [8192, 4096, 2048, 1024, 512], [1024, 2048, 1024, 2048, 1024]]

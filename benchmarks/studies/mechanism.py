@@ -156,13 +156,12 @@ def table(result: dict[str, Any], stage: str) -> Table:
     rows = list[dict[str, str | Cell]]()
     for name, subject in result["subjects"].items():
         found = subject[stage]
-        layers, gains = found["layers"], []
-        for mean, deviation in ((layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers):
-            gains.append(Cell(f"{mean:.3g} ± {deviation:.2g}", {"": mean, "deviation": deviation}))
+        layers = found["layers"]
+        gains = [(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers]
         rows.append({
             "method": name,
             "cosine": _by_layer(exact(layer["cosine"][1], ".2f") for layer in layers),
-            "own gain": _by_layer(gains),
+            "own gain": _by_layer(Cell(f"{mean:.3g} ± {d:.2g}", {"": mean, "deviation": d}) for mean, d in gains),
             "interference": _by_layer(exact(layer["interference"][1], ".2f") for layer in layers),
             "weight share": _by_layer(exact(layer["weight_share"], ".2f") for layer in layers),
             "Var\\|x\\|²": _by_layer(exact(layer["squared_norm_variance"], ".2g") for layer in layers),

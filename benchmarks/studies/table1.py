@@ -39,12 +39,9 @@ PAPER = {
 #: The paper's batch sizes.
 SIZES = [8, 16, 32, 64, 128]
 
-#: (method, activation) → batch size → accuracy of every seed after the last epoch.
-Series = dict[tuple[str, str], dict[int, list[float]]]
 
-
-def series(results: list[Result]) -> Series:
-    """Collect the accuracies."""
+def series(results: list[Result]) -> dict[tuple[str, str], dict[int, list[float]]]:
+    """(method, activation) → batch size → accuracy of every seed after the last epoch."""
     size = setting("batch_size")
     groups = grouped(sorted(results, key=size), setting("method", "activation"))
     return {key: {size(r): r["test_accuracy"][-1] for r in found} for key, found in groups.items()}

@@ -37,10 +37,8 @@ def _ladder(run: ImageRun, options: TunedOptions) -> tune.Search:
     return tune.ladder([trial(run, damping=damping) for damping in dampings], RATES, FIRST[run.optimizer])
 
 
-#: (run, options) → what chooses its settings.
-Chooser = Callable[[ImageRun, TunedOptions], tune.Search]
-#: The part of the store that keeps trials, and what they are.
-Stage = tuple[str, Chooser]
+#: The part of the store that keeps trials, and what chooses the settings of a run.
+Stage = tuple[str, Callable[[ImageRun, TunedOptions], tune.Search]]
 BY_RATE: Stage = ("search", lambda run, options: tune.grid(every_rate(run, options)))
 BY_TRIALS: Stage = ("trials", lambda run, options: tune.grid(trials(run, options)))
 BY_LADDER: Stage = ("search", _ladder)
@@ -162,11 +160,6 @@ _LONG: list[tuple[Grid, list[Stage]]] = [
 ]
 
 
-def _once_more(run: ImageRun) -> list[ImageRun]:
-    """The run, and with SGD one of twice the length."""
-    return [run, replace(run, epochs=30)] if run.optimizer == "sgd" else [run]
-
-
 def _pairs_study(help: str, grid: Grid, *makes: Recipe, **more: Any) -> Study:
     """A study of every method behind every optimizer, whose trials have a seed of their own."""
 
@@ -220,7 +213,8 @@ STUDIES = {
         "the best methods, with rate, weight decay and damping by trials",
         [(_tanh(*arm, lr=lr, epochs=15), [BY_TRIALS]) for *arm, lr in _AROUND],
         Recipe(1.2), Recipe(1.4, _WIDE, (f"--hidden 128 128 128 --name {_WIDE}",)),
-        then=_once_more, smoke=f"--trials 1 {_SMALL}",
+        then=lambda run: [run, replace(run, epochs=30)] if run.optimizer == "sgd" else [run],  # twice the length
+        smoke=f"--trials 1 {_SMALL}",
     ),
     "cifar10-long": _study("the same for forty epochs", _LONG, Recipe(0.8), smoke=_SMALL),
     "digits-tuned": _study(
