@@ -266,24 +266,18 @@ def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:
     if not any(logs):
         return Cell("", {})
     ratio, p = math.exp(statistics.median(logs)), float(wilcoxon(logs).pvalue)
-    text = f"× {ratio:.2f}" if ratio < 1e6 else "diverges"
-    return Cell(f"{text} ({p:.2g})", {"ratio": ratio, "p": p, "n": len(logs)})
+    return Cell(f"× {ratio:.3g} ({p:.2g})", {"ratio": ratio, "p": p, "n": len(logs)})
 
 
-def tolerated(rates: Mapping[float, float], factor: float = 1.1) -> tuple[float, float]:
-    """The lowest and highest rate around the best whose error is within 10 % of the lowest, linear between logarithms.
-
-    Args:
-        rates: learning rate → error.
-        factor: on the lowest error.
-    """
+def tolerated(rates: Mapping[float, float]) -> tuple[float, float]:
+    """The lowest and highest rate around the best with errors within 10 % of the lowest, linear between logarithms."""
     order = sorted(rates)
     best = min(order, key=rates.__getitem__)
-    limit, ends = math.log(factor * rates[best]), []
+    limit, ends = math.log(1.1 * rates[best]), []
     for side in (order[: order.index(best)][::-1], order[order.index(best) + 1 :]):
         end = best
         for rate in side:
-            if rates[rate] > factor * rates[best]:
+            if rates[rate] > 1.1 * rates[best]:
                 inside, outside = math.log(rates[end]), math.log(rates[rate])
                 part = 0.0 if math.isinf(outside) else (limit - inside) / (outside - inside)
                 end *= (rate / end) ** part

@@ -274,12 +274,9 @@ def _name(result: Result) -> str:
 
 def _cell(runs: Sequence[Result]) -> Cell:
     final, settings = [*errors(runs).values()], runs[0]["settings"]
-    middle, low, high = statistics.median(final), min(final), max(final)
-    digits = 4 if settings["data_set"] == "burgers" else 2
     more = {name: settings[name] for name in ("lr", "damping") if name in settings}
     more["ms"] = statistics.median(1000 * r["seconds"][-1] / r["steps"][-1] for r in runs)
-    cell = ranged(low, middle, high, f".{digits}f", n=len(final), **more)
-    return cell if len(final) > 1 else cell._replace(text=f"{middle:.{digits}f}")
+    return ranged(min(final), statistics.median(final), max(final), ".3g", n=len(final), **more)
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:

@@ -137,9 +137,7 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Section:
                 means = {rate: statistics.fmean(found) for rate, found in curve.items()}
                 top = max(means, key=means.__getitem__)
                 near = ", ".join(f"{rate:g}" for rate, mean in means.items() if mean >= means[top] - NEAR)
-                edge = ", at the sweep's edge" if top in (min(curve), max(curve)) else ""
-                rate = Cell(f"{top:g}{edge}", {"": top})
-                rows.append([optimizer, look.label, rate, estimate(curve[top]), near])
+                rows.append([optimizer, look.label, exact(top), estimate(curve[top]), near])
     header = ["optimizer", "method", "best learning rate", "accuracy there, %", f"others within {NEAR:g} points"]
     return Section([f"**{heading}**", Table(header, rows), f"Mean ± standard error over seeds. {trained(results)}"])
 

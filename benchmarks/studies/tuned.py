@@ -15,12 +15,12 @@ from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, protocols, refuse_given
-from ..core.tables import Cell, Section, Table, against, estimate, exact, grouped, in_order, machine
+from ..core.tables import Cell, Section, Table, against, estimate, exact, grouped, in_order
 from ..ensemble import IMAGES
 from ..grids import ALL_HAVE, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
 from ..methods import METHODS, optimizer_name
 from ..optimizers import OF_PARAMETERS
-from ..problems.images import ACTIVATIONS, ImageRun, network
+from ..problems.images import ACTIVATIONS, ImageRun, network, trained
 
 #: The rates of ladders, those that one begins with, by optimizer, and the dampings that each have one.
 RATES = tuple(float(f"{step}e{power}") for power in range(-5, 3) for step in (1, 3))
@@ -112,12 +112,7 @@ def _section(results: list[Result], searched: list[Result]) -> Section:
             "test accuracy, %": estimate(accuracies),
             f"against {METHODS[RIVAL].label} (p)": beside,
         })  # fmt: skip
-    settings = results[0]["settings"]
-    caption = (
-        f"Test accuracy, mean ± standard error over seeds {settings['seeds'][0]} to {settings['seeds'][-1]}, learning "
-        "rates falling to 0 by a cosine; settings are the best of trials of seed 0 on held-out images. p is Welch's. "
-        f"{machine(results[0]['environment'], settings['device'])}"
-    )
+    caption = f"Settings are the best of trials of seed 0 on held-out images; p is Welch's. {trained(results)}"
     return Section([f"**{network(results[0])}, {' and '.join(activations)}**", Table.of(rows), caption])
 
 
