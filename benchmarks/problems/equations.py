@@ -121,6 +121,11 @@ def _navier_stokes(at: Fields) -> Tensor:
     return torch.cat([momentum, divergence], -1)
 
 
+def _string(points: Tensor) -> Tensor:
+    x, t = math.pi * points[..., :1], 2 * math.pi * points[..., 1:]
+    return x.sin() * t.cos() + (4 * x).sin() * (4 * t).cos() / 2
+
+
 _UNIT, _AROUND_0, _CIRCLE = (0.0, 1.0), (-1.0, 1.0), (0.0, 2 * math.pi)
 _START, _LEFT, _RIGHT = Side(1, 0.0), Side(0, -1.0), Side(0, 1.0)
 #: Nonlinear ones first; coordinates are (x, t), or those of space.
@@ -158,6 +163,16 @@ EQUATIONS = {
         (_UNIT, _UNIT), box(_UNIT, _UNIT),
         lambda at: at.second[..., 0] + 2 * math.pi**2 * (math.pi * at.x).sin().prod(-1), (1.0, 1.0),
     ),
+    "poisson-5": Equation(
+        "Poisson in five dimensions: −Δu = π² Σ cos πxₖ", lambda x: (math.pi * x).cos().sum(-1, keepdim=True),
+        [_UNIT] * 5, box(*[_UNIT] * 5),
+        lambda at: at.second[..., 0] + math.pi**2 * (math.pi * at.x).cos().sum(-1), [1.0] * 5,
+    ),
+    "heat": Equation(
+        "Heat: ∂u/∂t = ¼ ∂²u/∂x² from sin πx",
+        lambda x: (-0.25 * math.pi**2 * x[..., 1:]).exp() * (math.pi * x[..., :1]).sin(),
+        (_UNIT, _UNIT), (Side(0, 0.0), _RIGHT, _START), lambda at: at.first[..., 0, 1] - at.second[..., 0], (0.25, 0.0),
+    ),
     "helmholtz": Equation(
         "Helmholtz: Δu + u = (1 − 17π²) sin πx sin 4πy",
         lambda x: (math.pi * x[..., :1]).sin() * (4 * math.pi * x[..., 1:]).sin(), (_AROUND_0, _AROUND_0),
@@ -165,6 +180,10 @@ EQUATIONS = {
         lambda at: at.second[..., 0] + at.u[..., 0]
         - (1 - 17 * math.pi**2) * (math.pi * at.x[..., 0]).sin() * (4 * math.pi * at.x[..., 1]).sin(),
         (1.0, 1.0), factor=10.0,
+    ),
+    "wave": Equation(
+        "Waves: ∂²u/∂t² = 4 ∂²u/∂x², two frequencies", _string, (_UNIT, _UNIT),
+        (Side(0, 0.0), _RIGHT, _START, _START._replace(is_slope=True)), lambda at: at.second[..., 0], (-4.0, 1.0),
     ),
     "convection": Equation(
         "Convection: ∂u/∂t = −30 ∂u/∂x from sin x", lambda x: (x[..., :1] - 30 * x[..., 1:]).sin(), (_CIRCLE, _UNIT),

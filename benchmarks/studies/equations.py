@@ -244,7 +244,7 @@ def counts_first(first: EquationRun, trials: int) -> Search:
 class EquationOptions(Training):
     """Options of this study."""
 
-    equation: str | None = None  # this one alone, such as burgers or poisson
+    equation: str | None = None  # this one alone, such as burgers or poisson-5
     optimizer: str | None = None  # this one alone, such as gauss-newton or soap
     width: int | None = None  # of the network, this one alone: 20 or 50
     trials: int = 10  # that choose an arm's points, learning rate and damping

@@ -66,7 +66,7 @@ def test_held_out_pixels_are_every_other_one_and_are_not_learned():
 
 
 def test_rows_that_count_are_the_derivatives_of_what_a_layer_reads():
-    problem, x, counted = Solver(EquationRun("", "none", equation="poisson")), torch.rand(50, 2).double(), []
+    problem, x, counted = Solver(EquationRun("", "none", equation="heat")), torch.rand(50, 2).double(), []
     model, weights = problem.model(), problem.equation.weights
     carried(model, x, weights, lambda layer, rows: counted.append((layer, rows)))
     assert [layer for layer, _ in counted] == [layer for layer in model if isinstance(layer, nn.Linear)]
