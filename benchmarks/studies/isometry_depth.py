@@ -156,7 +156,7 @@ STYLES: dict[str, tuple[Any, str, str]] = {
 }
 
 
-def section(result: Result, name: str, folder: Path) -> Section:
+def section_of_depths(result: Result, name: str, folder: Path) -> Section:
     """Draw the figures into `folder`; return table and caption as Markdown."""
     for file in FIGURES:
         _draw(file, result, folder / f"isometry-{file}.png")
@@ -249,7 +249,7 @@ def section_of_plane(result: dict[str, Any], name: str, folder: Path) -> Section
 
 STUDIES = {
     "isometry-depth": measurement(
-        "isometry of random networks by depth", "depth", compare, section,
+        "isometry of random networks by depth", "depth", compare, section_of_depths,
         makes=[Recipe(0.02)], page="docs/results/isometry.md",
     ),
     "normalisers-plane": measurement(

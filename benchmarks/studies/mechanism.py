@@ -178,9 +178,9 @@ def _by_layer(cells: Iterable[Cell]) -> Cell:
     return Cell(", ".join(cell.text for cell in every), numbers)
 
 
-def section(result: dict[str, Any], name: str, folder: Path) -> Section:
+def section_of_steps(result: dict[str, Any], name: str, folder: Path) -> Section:
     """Both tables, the cost, and what their numbers are."""
-    figure(result, folder / f"{name}.png")
+    _figure_of_steps(result, folder / f"{name}.png")
     rows = list[Row]()
     for row in result["cost"]:
         (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
@@ -191,7 +191,7 @@ def section(result: dict[str, Any], name: str, folder: Path) -> Section:
     return Section([*(table(result, stage) for stage in STAGES), cost, f"{about} {machine(result['environment'])}"])
 
 
-def figure(result: dict[str, Any], path: Path) -> None:
+def _figure_of_steps(result: dict[str, Any], path: Path) -> None:
     """Draw own gain, cosine and interference of every method, a row of panels per stage, quartiles as bars."""
     names = list(result["subjects"])
     quantities = {"gain": "own gain γ (ideal: 1)", "cosine": "cosine with −g", "interference": "interference share"}
@@ -322,14 +322,14 @@ def report(store: Store, name: str, folder: Path) -> Sections:
          *(exact(run[quantity], ".3f") for quantity in QUANTITIES)] for _, run in ordered.iterrows()
     ]  # fmt: skip
     if len(better := sound(results)):
-        _figure(better, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
+        _figure_of_runs(better, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
     caption = f"Divergence of the real step, and its rank correlation with the test accuracy (p). {trained(results)}"
     first = Table(["runs", "n", *(f"accuracy and {label}" for label in named)], correlations, name="ranks")
     second = Table(["method", "activation", "optimizer", "test accuracy, %", *named], rows, name="runs")
     return {name: Section([first, second, caption])}
 
 
-def _figure(runs: pd.DataFrame, title: str, path: Path) -> None:
+def _figure_of_runs(runs: pd.DataFrame, title: str, path: Path) -> None:
     """Draw accuracy against every quantity, a row of panels for each activation and a mark for each optimizer."""
     places = list(product(in_order(ACTIVATIONS, runs["activation"]), QUANTITIES))
     look = {"hue": "method", "palette": {method.label: method.color for method in METHODS.values()}, "s": 45}
@@ -343,7 +343,7 @@ def _figure(runs: pd.DataFrame, title: str, path: Path) -> None:
 
 STUDIES = {
     "divergence": measurement(
-        "what one step of every method does to the activations", "divergence", compare, section,
+        "what one step of every method does to the activations", "divergence", compare, section_of_steps,
         makes=[Recipe(0.1)], page="docs/results/mlp.md",
     ),
     "mechanism": Study(
