@@ -142,7 +142,7 @@ SMALL = [
     "normalisers-plane", "speed-gauss-newton",
 ]  # fmt: skip
 #: What captions say of how these were made, where others would be wrong.
-SAID = {"equations": "after 1 steps, or of", "surrogates": "One seed, after 2 steps"} | dict.fromkeys(
+SAID = {"equations": "after 1 steps, or of", "surrogates": "After 2 steps"} | dict.fromkeys(
     ["fourier", "friedman"], "the best of three trials"
 )
 
