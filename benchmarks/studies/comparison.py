@@ -1,7 +1,7 @@
 """Methods side by side at one rate: the table of accuracies and prices, and the figure of accuracy by epoch."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..core.figure import band, panels
@@ -19,6 +19,20 @@ def _place(result: Result) -> tuple[int, ...]:
     return -BACKENDS.index(backend), epochs, len(seeds), -list(ACTIVATIONS).index(activation)
 
 
+#: A method and its damping, unless that is its own.
+Arm = tuple[str, float | None]
+
+
+def _arm(result: Result) -> Arm:
+    return result["settings"]["method"], result["settings"].get("damping")
+
+
+def _labels(results: Iterable[Result]) -> dict[Arm, str]:
+    """What tables and figures call the arms of some results, in the order of `METHODS`."""
+    arms = sorted({_arm(result) for result in results}, key=lambda arm: (list(METHODS).index(arm[0]), arm[1] or 0))
+    return {(name, own): METHODS[name].label + (f", damping {own:g}" if own else "") for name, own in arms}
+
+
 def _section(group: list[Result], name: str, folder: Path) -> Section:
     """Table and figure of one protocol: data, network, batch size, rate and device.
 
@@ -27,12 +41,12 @@ def _section(group: list[Result], name: str, folder: Path) -> Section:
     """
     group = sorted(group, key=_place)
     longest = max(map(setting("epochs"), group))
-    shown = {setting("method", "activation")(r): r for r in group if setting("epochs")(r) == longest}
+    shown = {(_arm(r), r["settings"]["activation"]): r for r in group if setting("epochs")(r) == longest}
     settings = group[-1]["settings"]
     methods = in_order(METHODS, map(setting("method"), group))
     optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
     title = f"{network(group[-1])}, {' and '.join(optimizers)} {settings['lr']:g}, {settings['device']}"
-    others = {name: settings.get(name) for name in ("schedule", "departure", "rescaled", "damping")}
+    others = {name: settings.get(name) for name in ("schedule", "departure", "rescaled")}
     title += "".join(f", {name} {value}" for name, value in others.items() if value not in (None, "constant"))
     _figure(shown, title, folder / f"{name}.png")
     caption = f"Test accuracy after the last epoch; time per step and seed, training only. {trained(group[-1:])}"
@@ -42,13 +56,13 @@ def _section(group: list[Result], name: str, folder: Path) -> Section:
     for r in group:
         steps = r["steps_per_epoch"] * len(r["settings"]["seeds"])
         price = exact(1e3 * statistics.median_high(r["seconds"]) / steps, ".2f")
-        cells[setting("method", "backend")(r)] = price
-    table = pivot(["method"], {name: method.label for name, method in METHODS.items()}, columns, cells)
+        cells[_arm(r), r["settings"]["backend"]] = price
+    table = pivot(["method"], _labels(group), columns, cells)
     return Section([f"**{title}**", table, caption])
 
 
-#: (method, activation) → the run whose accuracies are shown.
-Shown = Mapping[tuple[str, str], Result]
+#: (arm, activation) → the run whose accuracies are shown.
+Shown = Mapping[tuple[Arm, str], Result]
 
 
 #: Points below the best that the second panel shows.
@@ -63,19 +77,19 @@ def _figure(shown: Shown, title: str, path: Path) -> None:
     with panels(names, title, path, columns=columns, height=2.9, sharey=False, **look) as axes:
         for place, activation in enumerate(activations):
             both, ends = (axes[place], axes[place + len(activations)]), []
-            for name in in_order(METHODS, (name for name, other in shown if other == activation)):
-                method, accuracies = METHODS[name], shown[name, activation]["test_accuracy"]
+            for arm, label in _labels(r for (_, other), r in shown.items() if other == activation).items():
+                method, accuracies = METHODS[arm[0]], shown[arm, activation]["test_accuracy"]
                 # Gradient-only is dashed, coordinates dotted as well: colour alone does not carry to everyone.
                 style = "--" if method.correction else "-." if method.by_inputs is not None or method.gauge else "-"
                 epochs = range(1, len(accuracies) + 1)
                 for axis in both:
-                    band(axis, epochs, accuracies, style, color=method.color, label=method.label, linewidth=1.6)
+                    band(axis, epochs, accuracies, style, color=method.color, label=label, linewidth=1.6)
                     axis.xaxis.get_major_locator().set_params(integer=True)
                 ends.append(statistics.fmean(accuracies[-1]))
             both[1].set(xlim=(len(epochs) / 2, len(epochs)), ylim=(max(ends) - END, max(ends) + 0.1 * END))
 
 
-_REPORT = apart(_section, "method", "activation", "backend", "seeds", "epochs")
+_REPORT = apart(_section, "method", "activation", "backend", "seeds", "epochs", "damping")
 _DIGITS = {**PAPERS, "data": "digits"}
 #: The Jacobian path is there for its price: one seed and one epoch show it.
 _PRICED = {**_DIGITS, "activation": ["tanh"], "backend": "jacobian", "seeds": 1, "epochs": 1}

@@ -266,6 +266,8 @@ def _run(options: EquationOptions, store: Store) -> None:
     check_known("equation", filter(None, [options.equation]), EQUATIONS)
     check_known("optimizer", filter(None, [options.optimizer]), optimizers)
     check_known("width", filter(None, [options.width]), [*WIDTHS, RANDOM_FEATURES.hidden])
+    if not _arms(options):
+        raise ValueError(f"{options.optimizer} has no --width {options.width}: nothing to run with these options.")
     length = options.steps or SECONDS
     check_length(store, **limit(length))
     shown = [{"seed": seed, **limit(length)} for seed in range(1, options.seeds + 1)]
