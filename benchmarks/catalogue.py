@@ -6,9 +6,10 @@ from importlib import import_module
 from .core.study import Recipe, Study
 
 _FILES = (
-    "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
-    "equations", "tabular", "friedman", "surrogates", "streams", "mechanism", "isometry_depth", "isometry_training",
-    "plane", "benchmarks.speed.study", "benchmarks.speed.gauss_newton",
+    "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "coordinates", "equations",
+    "benchmarks.problems.regression", "benchmarks.problems.friedman", "benchmarks.problems.surrogates",
+    "benchmarks.problems.streams", "mechanism", "isometry_depth", "isometry_training", "benchmarks.speed.study",
+    "benchmarks.speed.gauss_newton",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from ..core.study import Digest
 from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..optimizers import OF_MODELS
-from ..studies.fourier import prices
+from ..studies.coordinates import prices
 from . import reached
 from .reached import Settings, Stores, settings
 

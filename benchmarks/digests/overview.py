@@ -17,7 +17,7 @@ from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import data_label
-from ..studies.texts import best_rows, curve, draw
+from ..studies.language import best_rows, curve, draw
 from .reached import Sample, Stores, reached
 
 

@@ -230,7 +230,12 @@ class Solver(Problem):
         self.run, self.generator, self.equation = run, torch.Generator().manual_seed(run.seed), EQUATIONS[run.equation]
         self.test = self.draw(9000, torch.Generator().manual_seed(-1))
         self.truth = self.equation.solution(self.test)
-        self.observed = self._observations() if self.equation.unknown else None
+        self.observed = None
+        if self.equation.unknown:
+            points = self.draw(OBSERVATIONS, self.generator)
+            exact = self.equation.solution(points)
+            noise = torch.randn(exact.shape, dtype=exact.dtype, generator=self.generator)
+            self.observed = points, exact + NOISE * exact.square().mean().sqrt() * noise
         self.fixed = self._points() if run.draws == "once" else None
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
@@ -241,12 +246,6 @@ class Solver(Problem):
     def batch(self) -> Batch:
         """The points of the next step."""
         return self.fixed or self._points()
-
-    def _observations(self) -> tuple[Tensor, Tensor]:
-        points = self.draw(OBSERVATIONS, self.generator)
-        exact = self.equation.solution(points)
-        noise = torch.randn(exact.shape, dtype=exact.dtype, generator=self.generator)
-        return points, exact + NOISE * exact.square().mean().sqrt() * noise
 
     def _points(self) -> Batch:
         inside, sides = (self.draw(n, self.generator) for n in (self.run.inner, POINTS[self.run.inner]))
@@ -283,20 +282,19 @@ class Solver(Problem):
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """Half the mean squares of the residual inside and, times a factor, of the errors on the sides."""
-        points = self.batch()
+        equation, points = self.equation, self.batch()
         count = optimizer.count_rows if self.run.rows == DERIVATIVES else None
-        fields = Fields(points.inside, *carried(model, points.inside, self.equation.weights, count), _unknown(model))
-        parts = [self.equation.residual(fields), self._wrong(model(points.given), points.values)]
+        fields = Fields(points.inside, *carried(model, points.inside, equation.weights, count), _unknown(model))
+        parts = [equation.residual(fields), equation.factor * (model(points.given) - points.values)]
         if len(points.flat):
-            _, first, _ = carried(model, points.flat, self.equation.weights)
-            parts.append(self._slope(first, points.along))
+            parts.append(_slope(carried(model, points.flat, equation.weights)[1], points.along))
         return sum((part.square().mean() / 2 for part in parts), torch.zeros(()))
 
     def terms(self) -> list[Any]:
         """The same loss by its terms."""
         points = self.batch()
         terms: list[Any] = [(self._inside, points.inside), (self._on_the_sides, points.given, points.values)]
-        return [*terms, (self._flat, points.flat, points.along)] if len(points.flat) else terms
+        return [*terms, (_flat, points.flat, points.along)] if len(points.flat) else terms
 
     def _inside(self, model: nn.Module, point: Tensor) -> Tensor:
         u, first, second = derivatives(model, point)
@@ -304,28 +302,27 @@ class Solver(Problem):
         return self.equation.residual(Fields(point, u, first, second @ weights, _unknown(model)))
 
     def _on_the_sides(self, model: nn.Module, point: Tensor, value: Tensor) -> Tensor:
-        return self._wrong(model(point), value)
-
-    def _flat(self, model: nn.Module, point: Tensor, along: Tensor) -> Tensor:
-        return self._slope(derivatives(model, point).gradient, along)
-
-    def _wrong(self, u: Tensor, value: Tensor) -> Tensor:
-        return self.equation.factor * (u - value)
-
-    def _slope(self, first: Tensor, along: Tensor) -> Tensor:
-        return first.gather(-1, along[..., None, None].expand(*first.shape[:-1], 1))
+        return self.equation.factor * (model(point) - value)
 
     @torch.no_grad()
     def error(self, model: nn.Module) -> float:
         """The relative L2 error over 9,000 points; of an unknown, its relative error."""
         if self.equation.unknown:
             return abs(_unknown(model).item() / self.equation.unknown - 1)
-        truth = self.truth[:, : self.equation.measured]
-        return ((model(self.test)[:, : self.equation.measured] - truth).norm() / truth.norm()).item()
+        u, truth = (fields[:, : self.equation.measured] for fields in (model(self.test), self.truth))
+        return ((u - truth).norm() / truth.norm()).item()
 
 
 def _unknown(model: nn.Module) -> Tensor:
     return getattr(model, "unknown", torch.zeros((), dtype=torch.float64))
+
+
+def _slope(first: Tensor, along: Tensor) -> Tensor:
+    return first.gather(-1, along[..., None, None].expand(*first.shape[:-1], 1))
+
+
+def _flat(model: nn.Module, point: Tensor, along: Tensor) -> Tensor:
+    return _slope(derivatives(model, point).gradient, along)
 
 
 SOLVED = kind_of(Solver, pace=20)

@@ -55,9 +55,7 @@ def cnn(method: Method, sizes: tuple[int, ...], activation: str, *, pool: bool) 
     are left are averaged, if pooled, or handed on as they are.
     """
     features, *channels, classes = sizes
-    inputs = next((channels for channels in (1, 3) if isqrt(features // channels) ** 2 * channels == features), None)
-    if inputs is None:
-        raise ValueError(f"{features} features are no square image of 1 or 3 channels; choose --network mlp.")
+    inputs = next(channels for channels in (1, 3) if isqrt(features // channels) ** 2 * channels == features)
     side = isqrt(features // inputs)
     layers: list[nn.Module] = [nn.Unflatten(1, (inputs, side, side))]
     for outputs in channels:
@@ -177,8 +175,6 @@ class ImageRun(Run):
             ("batch_size", "lr", "epochs", "gain"), schedule=SCHEDULES, backend=BACKENDS, network=NETWORKS,
             activation=ACTIVATIONS, optimizer=OF_PARAMETERS, departure=[None, *DEPARTURES],
         )  # fmt: skip
-        if not self.seeds:
-            raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):
             raise ValueError(f"hidden is {list(self.hidden)}; every width must be positive.")
         if METHODS[self.method].by_inputs is not None and self.backend != "loop":

@@ -1,9 +1,16 @@
-"""A Fourier neural operator that learns Burgers' equation, and RealNVP, which learns a density."""
+"""A Fourier neural operator that learns Burgers' equation, and RealNVP, which learns a density.
+
+Settings of an arm come from trials with data and a network of another seed, until the best learning rate is inside.
+"""
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +19,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from sklearn.datasets import load_sample_images, make_moons
 from torch import Tensor, nn
 
-from ..train import NORMS, FieldRun, Problem, kind_of, perceptron
+from ..core.arms import Arm, compete, errors, first_trial, label
+from ..core.runs import check_known, in_turn, measure
+from ..core.store import Result, Store, setting
+from ..core.study import Compared, Recipe, Sections, Study, check_length
+from ..core.tables import Cell, Section, grouped, machine, pivot, ranged
+from ..train import NORMS, FieldRun, Problem, kind_of, perceptron, ten_steps
 
 #: Functions that train and test; points at which they are given; viscosity.
 TRAIN, TEST, POINTS, VISCOSITY = 1000, 200, 128, 0.003
@@ -20,6 +32,11 @@ TRAIN, TEST, POINTS, VISCOSITY = 1000, 200, 128, 0.003
 CHANNELS, MODES, BLOCKS, BATCH = 32, 16, 4, 20
 #: Of a flow: coupling layers, units of both hidden layers, rows in a batch, rows that test.
 COUPLINGS, HIDDEN, ROWS, TEST_ROWS = 8, 64, 256, 10000
+#: What is learned → its column.
+TITLES = {
+    "burgers": "operator, relative error", "moons": "flow, two moons, nats",
+    "patches": "flow, squares of photographs, nats",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,7 @@ class SurrogateRun(FieldRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(("spectral_rate",), data_set=DATA_SETS, start=(None, "zero"))
+        self.check(("spectral_rate",), data_set=TITLES, start=(None, "zero"))
 
 
 @cache
@@ -217,5 +234,95 @@ class Density(Problem):
         return error
 
 
-DATA_SETS = ("burgers", *DENSITIES)
 SURROGATES = kind_of(lambda run: Burgers(run) if run.data_set == "burgers" else Density(run))
+ARMS = [
+    *(Arm("none", optimizer, method) for optimizer, method in product(["adam", "soap"], ["none", "whitened"])),
+    Arm("none", "muon", "none"),
+]
+#: Data set → optimizers, each with a setting that a practitioner would change first.
+REMEDIES: dict[str, list[tuple[str, Mapping[str, Any]]]] = {
+    # About 1.16 times as many steps take whitened SOAP's time.
+    "burgers": [("adam", {"spectral_rate": 3.2}), ("soap", {"longer": 1.16}), ("soap", {"longer": 1.5})],
+    "moons": [("adam", {"norm": "layernorm"}), ("adam", {"start": "zero"})],
+    "patches": [
+        ("adam", {"norm": "layernorm"}), ("adam", {"norm": "columns"}), ("adam", {"longer": 2}),
+        ("adam", {"start": "zero"}),
+    ],
+}  # fmt: skip
+STARTS = {"adam": 1e-2, "soap": 3.2e-3, "muon": 1e-2}
+
+
+def measured_price() -> Result:
+    """The ratio of a step of whitened SOAP to one of SOAP, of the operator, in processor time."""
+    runs = [SurrogateRun("", method, optimizer="soap", lr=1e-3) for method in ("none", "whitened")]
+    ratios, _ = in_turn({run.method: ten_steps(run, Burgers(run)) for run in runs}, 41)
+    return {"part": "price", "time_ratio": ratios["whitened"]}
+
+
+#: What rows call the settings of remedies.
+_WORDS = {
+    "spectral_rate": "modes at {} times its rate", "start": "couplings begin as the identity",
+    "longer": "{} times the steps",
+}  # fmt: skip
+
+
+def _name(result: Result) -> str:
+    """The row of a run."""
+    s = result["settings"]
+    return ", ".join([label(s), *(text.format(s[name]) for name, text in _WORDS.items() if name in s)])
+
+
+def _cell(runs: Sequence[Result]) -> Cell:
+    final, settings = [*errors(runs).values()], runs[0]["settings"]
+    more = {name: settings[name] for name in ("lr", "damping") if name in settings}
+    more["ms"] = statistics.median(1000 * r["seconds"][-1] / r["steps"][-1] for r in runs)
+    return ranged(min(final), statistics.median(final), max(final), ".3g", n=len(final), **more)
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """A row for every arm, a column for every data set."""
+    results = store.read()
+    groups = grouped(results, lambda r: (_name(r), r["settings"]["data_set"]))
+    chosen = {key: [r for r in own if setting("lr")(r) == setting("lr")(own[-1])] for key, own in groups.items()}
+    rows = {name: name for name in map(_name, results)}
+    cells = {key: _cell(own) for key, own in chosen.items()}
+    price = "".join(f" Whitening makes a step of SOAP {r['time_ratio']['median']:.2f}." for r in store.read("price"))
+    steps = min(r["settings"]["steps"] for r in results)
+    caption = f"After {steps} steps, the median over seeds and their range.{price} {machine(results[0]['environment'])}"
+    return {name: Section([pivot(["arm"], rows, TITLES, cells), caption])}
+
+
+@dataclass
+class SurrogateOptions(Compared):
+    """Options of this study; an arm with a damping has two trials more."""
+
+    data_sets: tuple[str, ...] = tuple(TITLES)  # that are learned
+    optimizers: tuple[str, ...] = ("adam", "soap", "muon")  # that learn them
+
+
+def _run(options: SurrogateOptions, store: Store) -> None:
+    check_known("data set", options.data_sets, TITLES)
+    check_known("optimizer", options.optimizers, STARTS)
+    check_length(store, unless="longer", steps=options.steps)
+    if "burgers" in options.data_sets:
+        measure(store, {"price": measured_price})
+    shown = [{"seed": seed} for seed in range(1, options.seeds + 1)]
+    for data_set in options.data_sets:
+        remedies = [(Arm(each.get("norm", "none"), name, "none"), each) for name, each in REMEDIES[data_set]]
+        for arm, change in [*((arm, {}) for arm in ARMS), *remedies]:
+            if arm.optimizer in options.optimizers:
+                steps = round(options.steps * change.get("longer", 1))
+                like = SurrogateRun("", "none", data_set=data_set, steps=steps, **change)
+                first = first_trial(like, arm, starts=STARTS)
+                compete(first, options.trials + 2 * first.damped, SURROGATES, store, float, shown)
+
+
+#: What one seed does not decide.
+DECIDED = ("--data-sets moons --seeds 5", "--data-sets burgers --optimizers soap --seeds 5")
+STUDIES = {
+    "surrogates": Study(
+        "a Fourier neural operator and RealNVP, by whitened optimizers and the plainest remedies", _run, report,
+        SurrogateOptions(trials=5, seeds=1), smoke="--trials 1 --steps 2 --data-sets moons",
+        makes=[Recipe(0.4, options=("", *DECIDED))], page="docs/results/fields.md",
+    )
+}  # fmt: skip

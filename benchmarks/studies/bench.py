@@ -5,7 +5,6 @@ every method has the optimizer, the learning rate and the damping that `digits-o
 data, and trains anew.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from adiv_optim.corrections import BatchIdeal
 from examples import equation
 from examples.fit_image import FITS, STEPS, draw, picture, psnr, steps_of, train
 
-from ..core.figure import panels
 from ..core.runs import DEVICE, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Options, Sections, Study, check_length
@@ -46,14 +44,8 @@ def _fit(store: Store, steps: int) -> None:
     def learn(name: str) -> Result:
         start, count = time.process_time(), steps_of(FITS[name], steps)
         learned[name] = train(FITS[name], wanted, count)
-        spent = time.process_time() - start
-        return {
-            "settings": {"time_of": steps},
-            "fit": name,
-            "steps": count,
-            "psnr": psnr(learned[name], wanted),
-            "seconds": [spent],
-        }
+        about = {"settings": {"time_of": steps}, "fit": name, "steps": count, "seconds": [time.process_time() - start]}
+        return {**about, "psnr": psnr(learned[name], wanted)}
 
     ways = {f"{name}, {steps_of(fit, steps)} steps": partial(learn, name) for name, fit in FITS.items()}
     _drawn(store, "picture", ways, lambda path: draw(learned, wanted, path))
@@ -78,7 +70,7 @@ class BenchOptions(Options):
 
     steps: int = STEPS  # of Adam with the picture; the others have its time
     seconds: float = 6.0  # of processor time with the equation, for each way to solve it
-    epochs: int | None = None  # passes over the digits; those of digits-optimizers by default
+    epochs: int = 20  # passes over the digits
     seeds: int = 5  # with the digits; they begin at 1
     device: str = DEVICE  # where to train: cpu, cuda, cuda:1, …
 
@@ -86,12 +78,11 @@ class BenchOptions(Options):
 def _run(options: BenchOptions, store: Store) -> None:
     chosen = Store(CHOSEN)
     at_best = [r for r in chosen.read() if r["settings"]["optimizer"] == _optimizer(chosen, r["settings"])]
-    own: dict[str, Any] = {"device": options.device, "seeds": tuple(range(1, options.seeds + 1))}
-    own |= {} if options.epochs is None else {"epochs": options.epochs}
-    runs = [again(result, **own) for result in at_best]
+    seeds = tuple(range(1, options.seeds + 1))
+    runs = [again(result, device=options.device, seeds=seeds, epochs=options.epochs) for result in at_best]
     check_length(store, time_of=options.steps)
     check_length(store, seconds=options.seconds)
-    check_length(store, epochs=runs[0].epochs, seeds=list(runs[0].seeds))
+    check_length(store, epochs=options.epochs, seeds=list(seeds))
     _fit(store, options.steps)
     _solve(store, options.seconds)
     run_all(runs, IMAGES, store)
@@ -126,12 +117,12 @@ def verdict(fits: dict[str, float], errors: dict[str, float], digits: list[Resul
         errors: way to solve the equation → relative error.
         digits: runs, the best first.
     """
-    white = {name: name.startswith("Whitened") for name in fits}
-    ways = [max((name for name in fits if white[name] is own), key=fits.__getitem__) for own in (True, False)]
+    ways = [max((name for name in fits if name.startswith("Whitened") is own), key=fits.__getitem__)
+            for own in (True, False)]  # fmt: skip
     first, other = sorted(ways, key=lambda name: -fits[name])
     text = f"the picture, in equal time: {first} wins, {fits[first]:.1f} dB; {other} has {fits[other]:.1f} dB"
-    (best_solver, least), *others = sorted(errors.items(), key=lambda each: each[1])
-    text += f". The equation, in equal time: {best_solver} wins, relative error {least:.1g}"
+    (solver, least), *others = sorted(errors.items(), key=lambda each: each[1])
+    text += f". The equation, in equal time: {solver} wins, relative error {least:.1g}"
     text += "".join(f"; {name} has {error:.1g}" for name, error in others)
     best = [r for r in digits if _wraps(r)][:1] + [r for r in digits if not _wraps(r)][:1]
     if len(best) < 2 or len(_accuracies(best[0])) < 2:
@@ -143,46 +134,32 @@ def verdict(fits: dict[str, float], errors: dict[str, float], digits: list[Resul
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """The tables, a figure of the digits, and the verdict."""
+    """The tables, and the verdict."""
     found = store.read()
-    fits = {r["fit"]: r["psnr"] for r in found if "fit" in r}
-    errors = {r["solver"]: r["error"][-1] for r in found if "solver" in r}
-    first = Table(["the picture", "steps", "PSNR, dB", "seconds"], [
-        [r["fit"], exact(r["steps"]), exact(r["psnr"], ".1f"), exact(sum(r["seconds"]), ".1f")]
-        for r in found if "fit" in r
-    ], name="picture")  # fmt: skip
-    second = Table(["the equation", "relative error", "seconds"], [
-        [r["solver"], exact(r["error"][-1], ".1g"), exact(r["seconds"][-1], ".1f")] for r in found if "solver" in r
-    ], name="equation")  # fmt: skip
+    fits, solved = ([r for r in found if what in r] for what in ("fit", "solver"))
     digits = sorted((r for r in found if "test_accuracy" in r), key=lambda r: -mean_and_error(_accuracies(r))[0])
-    if not digits or not fits or not errors:
-        return {name: Section([first])}
-    best, settings = digits[0], digits[0]["settings"]
-    rows = [[
-        METHODS[r["settings"]["method"]].label, r["settings"]["optimizer"], exact(r["settings"]["lr"]),
-        exact(r["settings"].get("damping")), estimate(_accuracies(r)),
-        "" if r is best or len(_accuracies(r)) < 2 else against(_accuracies(r), _accuracies(best)),
-    ] for r in digits]  # fmt: skip
-    head = ["digits", "optimizer", "learning rate", "damping", "test accuracy, %", "against the first (p)"]
-    _figure(digits, f"{network(best)}, {settings['epochs']} epochs", folder / f"{name}.png")
+    tables = [
+        Table(["the picture", "steps", "PSNR, dB", "seconds"], [
+            [r["fit"], exact(r["steps"]), exact(r["psnr"], ".1f"), exact(sum(r["seconds"]), ".1f")] for r in fits
+        ], name="picture"),
+        Table(["the equation", "relative error", "seconds"], [
+            [r["solver"], exact(r["error"][-1], ".1g"), exact(r["seconds"][-1], ".1f")] for r in solved
+        ], name="equation"),
+        Table(["digits", "optimizer", "learning rate", "damping", "test accuracy, %", "against the first (p)"], [[
+            METHODS[r["settings"]["method"]].label, r["settings"]["optimizer"], exact(r["settings"]["lr"]),
+            exact(r["settings"].get("damping")), estimate(_accuracies(r)),
+            "" if r is digits[0] or len(_accuracies(r)) < 2 else against(_accuracies(r), _accuracies(digits[0])),
+        ] for r in digits], name="digits"),
+    ]  # fmt: skip
+    if not digits:  # its runs are stopped before
+        return {name: Section(tables)}
     caption = (
         "The picture: 64 × 64 pixels, one seed, in equal time. The equation: Burgers' wave, one seed, relative error. "
-        "Digits: mean ± standard error, with settings that another seed chose on held-out data; p is Welch's. "
-        f"{trained(digits)}"
+        f"Digits: {network(digits[0])}, mean ± standard error, with settings that another seed chose on held-out data; "
+        f"p is Welch's. {trained(digits)}"
     )
-    return {name: Section([first, second, Table(head, rows, name="digits"), caption], verdict(fits, errors, digits))}
-
-
-def _figure(digits: list[Result], title: str, path: Path) -> None:
-    """A line for every method, the best on top."""
-    with panels(["filled: wrapped optimizers"], title, path, xlabel="test accuracy, %") as (axis,):
-        for place, result in enumerate(digits):
-            mean, error = mean_and_error(_accuracies(result))
-            look = {"color": METHODS[result["settings"]["method"]].color, "markersize": 8, "capsize": 2}
-            look["markerfacecolor"] = look["color"] if _wraps(result) else "white"
-            axis.errorbar(mean, place, xerr=0.0 if math.isnan(error) else error, fmt="o", **look)
-        axis.set_yticks(range(len(digits)), map(_label, digits))
-        axis.invert_yaxis()
+    who = verdict({r["fit"]: r["psnr"] for r in fits}, {r["solver"]: r["error"][-1] for r in solved}, digits)
+    return {name: Section([*tables, caption], who)}
 
 
 STUDIES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..core.figure import band, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.tables import Cell, Section, Table, estimate, exact, in_order, pivot
+from ..core.tables import Section, estimate, exact, in_order, pivot
 from ..grids import CNN, CNN_POOL, COMPARED, PAPERS, Grid, grid_study, presets
 from ..methods import METHODS, optimizer_name
 from ..problems.images import ACTIVATIONS, BACKENDS, network, trained
@@ -49,29 +49,20 @@ def _section(group: list[Result], name: str, folder: Path) -> Section:
     others = {name: settings.get(name) for name in ("schedule", "departure", "rescaled")}
     title += "".join(f", {name} {value}" for name, value in others.items() if value not in (None, "constant"))
     _figure(shown, title, folder / f"{name}.png")
-    caption = (
-        "Test accuracy after the last epoch, mean ± standard error over seeds; time per step and seed, training only. "
-        f"{trained(group[-1:])}"
-    )
-    return Section([f"**{title}**", _table(group, shown), caption])
+    caption = f"Test accuracy after the last epoch; time per step and seed, training only. {trained(group[-1:])}"
+    # Accuracy after the last epoch, and the cost of each path: of one step of one seed, from the median epoch.
+    columns = {each: f"{each}, %" for each in ACTIVATIONS} | {each: f"{each}, ms/step" for each in BACKENDS}
+    cells = {key: estimate(result["test_accuracy"][-1]) for key, result in shown.items()}
+    for r in group:
+        steps = r["steps_per_epoch"] * len(r["settings"]["seeds"])
+        price = exact(1e3 * statistics.median_high(r["seconds"]) / steps, ".2f")
+        cells[_arm(r), r["settings"]["backend"]] = price
+    table = pivot(["method"], _labels(group), columns, cells)
+    return Section([f"**{title}**", table, caption])
 
 
 #: (arm, activation) → the run whose accuracies are shown.
 Shown = Mapping[tuple[Arm, str], Result]
-
-
-def _table(group: list[Result], shown: Shown) -> Table:
-    """Test accuracy after the last epoch (mean ± standard error), and the cost of each path."""
-    columns = {each: f"{each}, %" for each in ACTIVATIONS} | {each: f"{each}, ms/step" for each in BACKENDS}
-    cells = {key: estimate(result["test_accuracy"][-1]) for key, result in shown.items()}
-    cells |= {(_arm(result), result["settings"]["backend"]): _milliseconds(result) for result in group}
-    return pivot(["method"], _labels(group), columns, cells)
-
-
-def _milliseconds(result: Result) -> Cell:
-    """Of one step of one seed, from the median epoch."""
-    steps = result["steps_per_epoch"] * len(result["settings"]["seeds"])
-    return exact(1e3 * statistics.median_high(result["seconds"]) / steps, ".2f")
 
 
 #: Points below the best that the second panel shows.

@@ -55,10 +55,6 @@ FAR = 3.0
 VARIED = "burgers", "reaction", "korteweg-de-vries"
 CHANGES: dict[str, Changes] = {"points that stay": {"draws": "once"}, "PyTorch's initialisation": {"start": "pytorch"}}
 SEED, AGAIN_ON, SOAP = 1, 101, Arm("none", "soap", "none")
-_ABOUT = (
-    "Relative L2 error after a minute, of seed 1 alone, with the points, rates and network that trials chose for the "
-    "runs above, whose points are new at every step unless that is empty, and which begin by Xavier's initialisation."
-)
 #: Damping that searches begin with.
 DAMPINGS = {"spring": 1e-4}
 _LOOK = Look(
@@ -67,9 +63,7 @@ _LOOK = Look(
     "relative error",
     lambda difference: f"× {10**difference:.2g}",
     logarithmic=True,
-    about="Relative L2 error over 9,000 points, or that of an unknown viscosity; median and quartiles over seeds. "
-    "Points, learning rate and damping are the best of an arm's trials; the learning rate of random features is the "
-    "range of their slopes.",
+    about="Median and quartiles over seeds. The learning rate of random features is the range of their slopes.",
 )
 
 
@@ -89,12 +83,13 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     alone = {e for e in lowest if sum(e == other for other, _ in best) == 1}
     above = _above(best, lowest)
     times = " and ".join(f"{error:.0e}" for error in TIMED)
+    medians = {
+        (e, key): _error(runs, key == lowest[e] and e not in alone, above.get((e, key)))
+        for (e, key), runs in best.items()
+    }
     return {
         f"{name}-errors": _by_arm(
-            {
-                (e, key): _error(runs, key == lowest[e] and e not in alone, above.get((e, key)))
-                for (e, key), runs in best.items()
-            },
+            medians,
             f"Median of the relative L2 error after {_length(results[0]['settings'])}, or of the viscosity's; ≈ is "
             "not shown to be above the lowest by paired t tests of logarithms after Holm's correction over its kind of "
             "equations, nonlinear or linear, in which a run that broke down has an error of 1",
@@ -135,18 +130,14 @@ def _by_arm(cells: Mapping[Place, Cell], about: str) -> Section:
 
 
 def _above(best: Mapping[Place, list[Result]], lowest: Mapping[str, Arm]) -> dict[Place, float]:
-    """P of an arm's being above the lowest of its equation, after Holm's correction."""
+    """P of an arm's being above the lowest of its equation, after Holm's correction; errors end at that of 0."""
     found = dict[Place, float]()
     for is_nonlinear in (True, False):
         others = [(e, key) for e, key in best if (e in NONLINEAR) is is_nonlinear and key != lowest[e]]
-        tests = [paired(_capped(best[e, key]), _capped(best[e, lowest[e]]), math.log10).p for e, key in others]
+        final = {place: {of: min(error, 1.0) for of, error in errors(runs).items()} for place, runs in best.items()}
+        tests = [paired(final[e, key], final[e, lowest[e]], math.log10).p for e, key in others]
         found |= dict(zip(others, holm([1.0 if math.isnan(p) else p for p in tests]), strict=True))
     return found
-
-
-def _capped(runs: Iterable[Result]) -> dict[tuple[Any, ...], float]:
-    """Errors, of which none is above that of the solution 0."""
-    return {problem: min(error, 1.0) for problem, error in errors(runs).items()}
 
 
 def _error(runs: Sequence[Result], is_lowest: bool, p: float | None) -> Cell:
@@ -157,22 +148,24 @@ def _error(runs: Sequence[Result], is_lowest: bool, p: float | None) -> Cell:
 
 
 def _times(runs: Sequence[Result]) -> Cell:
-    middles = {error: statistics.median(_seconds(r, error) for r in runs) for error in TIMED}
+    """Medians of when errors were first no higher than `TIMED`; never is infinite."""
+    middles = {
+        error: statistics.median(
+            next((t for t, e in zip(r["seconds"], r["error"], strict=True) if e is not None and e <= error), math.inf)
+            for r in runs
+        )
+        for error in TIMED
+    }
     text = ", ".join(f"{time:.0f}" if math.isfinite(time) else "–" for time in middles.values())
     return Cell(text, {f"{error:g}": time for error, time in middles.items()})
-
-
-def _seconds(result: Result, error: float) -> float:
-    """When the error was first no higher; never is infinite."""
-    reached = (t for t, e in zip(result["seconds"], result["error"], strict=True) if e is not None and e <= error)
-    return next(reached, math.inf)
 
 
 def _vary(store: Store, shown: Sequence[Changes], search: Callable[[EquationRun], Search]) -> None:
     """Make these runs; `search` is that of an arm's settings from its first trial on."""
     best = _better_networks(store.read())
-    every = [run for _, changed in _changed(best).values() for run in changed.values()]
-    run_all(every, SOLVED, store, part="varied")
+    settled = [_made_by(result) for result in _varied_from(best).values()]
+    changed = [replace(run, **change) for run in settled for change in CHANGES.values()]
+    run_all([run for run in changed if run not in settled], SOLVED, store, part="varied")
     for runs in _of_soap(best).values():
         first = first_trial(_made_by(runs[0]), arm(runs[0]))
         on = partial(variants, changes=[{"seed": AGAIN_ON}])
@@ -185,30 +178,26 @@ def _made_by(result: Result) -> EquationRun:
     return EquationRun(**{field.name: result["settings"].get(field.name) for field in fields(EquationRun)})
 
 
-def _changed(best: Mapping[Place, list[Result]]) -> dict[Place, tuple[Result, dict[str, EquationRun]]]:
-    """Place → the run that others are to differ from, and it with each of `CHANGES` that changes it."""
-    found = {}
-    for place in product(VARIED, list(ARMS)[:4]):
-        for result in (r for r in best.get(place, []) if r["settings"]["seed"] == SEED):
-            first = _made_by(result)
-            changed = {about: replace(first, **change) for about, change in CHANGES.items()}
-            found[place] = result, {about: run for about, run in changed.items() if run != first}
-    return found
-
-
 def _of_soap(best: Mapping[Place, list[Result]]) -> dict[str, list[Result]]:
     return {equation: best[equation, SOAP] for equation in VARIED if (equation, SOAP) in best}
 
 
+def _varied_from(best: Mapping[Place, list[Result]]) -> dict[Place, Result]:
+    """Place → the run that others are to differ from."""
+    places = [place for place in product(VARIED, list(ARMS)[:4]) if place in best]
+    return {place: r for place in places for r in best[place] if r["settings"]["seed"] == SEED}
+
+
 def varied(store: Store) -> dict[Place, dict[str, float | None]]:
     """Place → the error of its run as shown, and with each of `CHANGES` that has been made."""
-    scores = {r["key"]: r["score"] for r in store.read("varied")}
-    errors_of = dict[Place, dict[str, float | None]]()
-    for place, (result, changed) in _changed(_better_networks(store.read())).items():
-        keys = {about: run.key("varied") for about, run in changed.items()}
-        if made := {about: scores[key] for about, key in keys.items() if key in scores}:
-            errors_of[place] = {"as above": result["error"][-1], **made}
-    return errors_of
+    made = grouped(store.read("varied"), lambda r: (r["settings"]["equation"], arm(r)._replace(hidden=None)))
+    return {
+        place: {"as above": result["error"][-1]} | {
+            about: r["score"] for about, change in CHANGES.items() for r in made[place]
+            if r["settings"] == result["settings"] | change != result["settings"]
+        }
+        for place, result in _varied_from(_better_networks(store.read())).items() if place in made
+    }  # fmt: skip
 
 
 def tuned_twice(store: Store) -> dict[str, tuple[float, float]]:
@@ -228,7 +217,7 @@ def _varied(store: Store, name: str) -> Sections:
         return {}
     pairs = [f"{_short(e)} {first:.1e} and {second:.1e}" for e, (first, second) in tuned_twice(store).items()]
     twice = f" SOAP, tuned on two seeds in turn, has medians of {', '.join(pairs)}." if pairs else ""
-    return {f"{name}-varied": Section([Table.of(rows), _ABOUT + twice])}
+    return {f"{name}-varied": Section([Table.of(rows), f"Errors after a minute, of seed 1.{twice}"])}
 
 
 def _short(equation: str) -> str:
@@ -289,40 +278,27 @@ def _run(options: EquationOptions, store: Store) -> None:
         for each, stays in _arms(options):
             like = EquationRun("", "none", equation=equation, draws="once" if stays else "anew", **limit(length, 0.25))
             first = first_trial(like, each, damping=DAMPINGS.get(each.optimizer, 3.2e-3))
-            is_network = each != RANDOM_FEATURES
             slopes = around(replace(first, inner=2000), options.trials)
-            search = counts_first(first, options.trials) if is_network else slopes
-            tuned_on = [{"seed": seed} for seed in TUNED_ON[: _repeats(first, options.trials) if is_network else 1]]
+            search = slopes if each == RANDOM_FEATURES else counts_first(first, options.trials)
+            # An arm with a learning rate needs its trials for that: it tries every count of points on one seed.
+            repeats = 1 if first.lr else max(1, options.trials // len(COUNTS))
+            tuned_on = [{"seed": seed} for seed in TUNED_ON[:repeats]]
             (best,) = choose([search], SOLVED, store, math.log, each=partial(variants, changes=tuned_on))
-            for run in [best, *(_lower(best, store) if is_network else [])]:
+            for run, error in _trials(best, store)[: 1 if each == RANDOM_FEATURES else 3]:
                 runs = variants(run, shown)
                 run_all(runs, SOLVED, store)
-                if _median(runs, store) <= FAR * _trial(run, store):
+                final = {r["key"]: r for r in store.read()}
+                if error is None or _middle(final[run.key()] for run in runs) <= FAR * error:
                     break
 
 
-def _repeats(first: EquationRun, trials: int) -> int:
-    """On how many seeds every count of points is tried; an arm with a learning rate needs its trials for that."""
-    return max(1, trials // len(COUNTS)) if first.lr is None else 1
-
-
-def _median(runs: Sequence[EquationRun], store: Store) -> float:
-    final = {r["key"]: r["error"][-1] for r in store.read()}
-    return statistics.median(math.inf if final[run.key()] is None else final[run.key()] for run in runs)
-
-
-def _trial(run: EquationRun, store: Store) -> float:
-    """The error of a trial; infinite where it broke down."""
-    score = next(r["score"] for r in store.read("search") if r["key"] == run.key("search"))
-    return math.inf if score is None else score
-
-
-def _lower(best: EquationRun, store: Store) -> list[EquationRun]:
-    """The trials of the next two learning rates below the best."""
-    tried = {r["key"]: r["settings"].get("lr") for r in store.read("search") if r["score"] is not None}
-    rates = sorted({rate for rate in tried.values() if rate and rate < (best.lr or 0)}, reverse=True)
-    lower = [replace(best, lr=rate) for rate in rates]
-    return [run for run in lower if run.key("search") in tried][:2]
+def _trials(best: EquationRun, store: Store) -> list[tuple[EquationRun, float | None]]:
+    """The best trial and its error, which is None where it broke down, and those of all lower rates that did not."""
+    scores = {r["key"]: r["score"] for r in store.read("search")}
+    rates = {r["settings"].get("lr") for r in store.read("search")}
+    lower = [replace(best, lr=rate) for rate in sorted(rates - {None}, reverse=True) if rate < (best.lr or 0)]
+    tried = [(run, scores.get(run.key("search"))) for run in [best, *lower]]
+    return [(run, error) for run, error in tried if run == best or error is not None]
 
 
 STUDIES = {

@@ -1,9 +1,12 @@
-"""Isometry gap against depth in random networks: activations, ways to centre and normalise, and the theory."""
+"""Random networks: isometry gap by depth, by activations and ways to centre and normalise, with the theory.
 
-from collections.abc import Callable, Mapping, Sequence
+And what normalisers make of a thousand points of the plane (Bird 2025, Fig. 1).
+"""
+
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import seaborn as sns
@@ -18,26 +21,20 @@ from ..core.figure import panels, seaborn
 from ..core.store import Result
 from ..core.study import Recipe, measurement
 from ..core.tables import Row, Section, Table, exact, ranged
+from ..methods import METHODS
 
 WIDTH, DEPTH, SAMPLES = 1000, 30, 10
 #: Between any two of the samples at depth 0.
 CORRELATION = 0.5
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "ReLU": torch.relu,
-    "GELU": F.gelu,
-    "exp": torch.exp,
-    "SELU": F.selu,
-    "leaky ReLU": F.leaky_relu,
-}
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "ReLU": torch.relu, "GELU": F.gelu, "exp": torch.exp,
+    "SELU": F.selu, "leaky ReLU": F.leaky_relu,
+}  # fmt: skip
 #: What Xavier's initialisation multiplies weights by, of torch; of the others 1.
 GAINS: dict[Any, float] = {
-    torch.tanh: nn.init.calculate_gain("tanh"),
-    torch.relu: nn.init.calculate_gain("relu"),
-    F.selu: nn.init.calculate_gain("selu"),
-    F.leaky_relu: nn.init.calculate_gain("leaky_relu"),
-}
+    torch.tanh: nn.init.calculate_gain("tanh"), torch.relu: nn.init.calculate_gain("relu"),
+    F.selu: nn.init.calculate_gain("selu"), F.leaky_relu: nn.init.calculate_gain("leaky_relu"),
+}  # fmt: skip
 
 
 def _centred(x: Tensor) -> Tensor:
@@ -49,8 +46,7 @@ def _normalised(x: Tensor) -> Tensor:
 
 
 #: How a layer ends: activation → what stands in its place; what is measured of each sample and taken out of it.
-Variant = tuple[Callable[[Any], Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
-VARIANTS: dict[str, Variant] = {
+VARIANTS: dict[str, tuple[Callable[[Any], Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]] = {
     "layernorm": (lambda f: f, lambda x: _normalised(_centred(x))),
     "centred": (lambda f: f, _centred),
     "mean-field-centred": (lambda f: MeanFieldNorm(f, normalize=False), _normalised),
@@ -66,18 +62,19 @@ def compare(seeds: int = 10, width: int = WIDTH, depth: int = DEPTH) -> dict[str
     limits = {name: _limits(activation, start, depth) for name, activation in ACTIVATIONS.items()}
     wide, result = torch.stack(list(limits.values()), 1).unsqueeze(2), {}
     gaps, errors = zip(*(_measured(seed, start, width, wide) for seed in range(seeds)), strict=True)
-    quantities = {"measured": torch.stack(gaps), "error": torch.stack(errors)}
     for number, (name, activation) in enumerate(ACTIVATIONS.items()):
+        measured, error = (
+            {variant: [_quartiles(each) for each in torch.stack(values)[:, :, number, at].unbind(1)]
+             for at, variant in enumerate(VARIANTS)} for values in (gaps, errors)
+        )  # fmt: skip
         strength = diagnostics.isometry_strength(activation)
         result[name] = {
             "strength": strength,
             "mean_field": [diagnostics.isometry_gap(limit).item() for limit in limits[name]],
             "bound": diagnostics.mean_field_bound(start, strength, range(depth + 1)).tolist(),
+            "measured": measured,
+            "error": {variant: error[variant] for variant in WITH_LIMIT},
         }
-        for quantity, values in quantities.items():
-            columns = {variant: values[:, :, number, at].unbind(1) for at, variant in enumerate(VARIANTS)}
-            shown = VARIANTS if quantity == "measured" else WITH_LIMIT
-            result[name][quantity] = {variant: [_quartiles(each) for each in columns[variant]] for variant in shown}
     about = {"width": width, "depth": depth, "samples": SAMPLES, "correlation": CORRELATION, "seeds": seeds}
     return {**about, "activations": result}
 
@@ -132,35 +129,20 @@ def _limits(activation: Callable[[Tensor], Tensor], correlation: Tensor, depth: 
 WITH_LIMIT = ("layernorm", "mean-field")
 
 
-class Figure(NamedTuple):
-    """What is compared by depth, a panel for every activation."""
-
-    what: str
-    activations: Sequence[str]
-    curves: Sequence[str]
-    quantity: str = "measured"
-    limits: Mapping[str, Any] = {}  # of the axes
-
-
 _BOUNDED, _OTHERS = ("sigmoid", "tanh", "ReLU", "GELU"), ("ReLU", "tanh", "SELU")
 _CONSTANTS, _ORDERS = ("layernorm", "mean-field-centred", "mean-field"), ("layernorm", "normalised-first", "mean-field")
-#: By the names of their files.
-FIGURES = {
-    "depth": Figure("and its bound", _BOUNDED, ("layernorm", "mean_field", "bound"), limits={"ylim": (1e-4, 1)}),
-    "unnormalised": Figure("with and without normalising", (*_BOUNDED, "exp"), ("layernorm", "centred")),
-    "mean-field": Figure("by measured and by mean-field constants", (*_BOUNDED, "exp"), _CONSTANTS),
-    "order": Figure("normalised after the activation, before it, or by constants", _OTHERS, _ORDERS),
-    "xavier": Figure(
-        "by mean-field constants and by Xavier's gain", ("SELU", "leaky ReLU", "ReLU", "tanh"), ("mean-field", "xavier")
+#: File → what is compared by depth, activations with a panel each, curves, and the least of the axis.
+FIGURES: dict[str, tuple[str, Sequence[str], Sequence[str], float | None]] = {
+    "depth": ("and its bound", _BOUNDED, ("layernorm", "mean_field", "bound"), 1e-4),
+    "unnormalised": ("with and without normalising", (*_BOUNDED, "exp"), ("layernorm", "centred"), None),
+    "mean-field": ("by measured and by mean-field constants", (*_BOUNDED, "exp"), _CONSTANTS, None),
+    "order": ("normalised after the activation, before it, or by constants", _OTHERS, _ORDERS, None),
+    "xavier": (
+        "by mean-field constants and by Xavier's gain", ("SELU", "leaky ReLU", "ReLU", "tanh"),
+        ("mean-field", "xavier"), None,
     ),
-    # Above the rounding that depth 0 has.
-    "error": Figure("against infinite width", _OTHERS, WITH_LIMIT, "error", {"ylim": (0.02, None)}),
-}
-#: What titles and axes call what is drawn.
-QUANTITIES = {
-    "measured": ("Isometry gap", "isometry gap"),
-    "error": ("Distance of the Gram matrix", "relative distance"),
-}
+    "error": ("against infinite width", _OTHERS, WITH_LIMIT, 0.02),  # above the rounding that depth 0 has
+}  # fmt: skip
 #: Curve → dashes, colour and label; a variant's is in the table as well.
 STYLES: dict[str, tuple[Any, str, str]] = {
     "layernorm": ("", "tab:blue", "centred and normalised"),
@@ -174,10 +156,10 @@ STYLES: dict[str, tuple[Any, str, str]] = {
 }
 
 
-def section(result: Result, name: str, folder: Path) -> Section:
+def section_of_depths(result: Result, name: str, folder: Path) -> Section:
     """Draw the figures into `folder`; return table and caption as Markdown."""
-    for file, figure in FIGURES.items():
-        _draw(figure, result, folder / f"isometry-{file}.png")
+    for file in FIGURES:
+        _draw(file, result, folder / f"isometry-{file}.png")
     deep, rows = result["depth"], list[Row]()
     for name, each in result["activations"].items():
         strength = each["strength"]
@@ -189,26 +171,26 @@ def section(result: Result, name: str, folder: Path) -> Section:
     header = ["activation", "β", "(2 − β)²", "infinite width", "bound", *(STYLES[variant][2] for variant in VARIANTS)]
     labels = [f"distance from infinite width, {STYLES[variant][2]}" for variant in WITH_LIMIT]
     table = Table([*header, *labels], rows)
-    caption = (
-        f"Isometry gap after {deep} layers of width {result['width']}, linear → activation → centre → normalise, of "
-        f"{result['samples']} samples: median and quartiles over {result['seeds']} draws of the weights. Out of range, "
-        f"a cross in the figures: activations left float64 or its precision. torch {result['environment']['torch']}."
-    )
-    return Section([table, caption])
+    about = f"Gap after {deep} layers of width {result['width']}: median and quartiles over draws of the weights."
+    return Section([table, f"{about} Out of range: activations left float64 or its precision."])
 
 
-def _draw(figure: Figure, result: Result, path: Path) -> None:
+def _draw(file: str, result: Result, path: Path) -> None:
     """Draw medians by depth with bands of quartiles, as far as there are numbers."""
-    measured, ylabel = QUANTITIES[figure.quantity]
-    title = f"{measured} by depth, {figure.what} (width {result['width']}, {result['samples']} samples)"
+    what, activations, curves, low = FIGURES[file]
+    quantity, measured, ylabel = "measured", "Isometry gap", "isometry gap"
+    if file == "error":
+        quantity, measured, ylabel = "error", "Distance of the Gram matrix", "relative distance"
+    title = f"{measured} by depth, {what} (width {result['width']}, {result['samples']} samples)"
+    limits: dict[str, Any] = {"ylim": (low, 1 if file == "depth" else None)} if low else {}
     look: dict[str, Any] = {"x": "depth", "y": "value", "hue": "curve", "style": "curve", "linewidth": 1.6}
-    dashes, colors, labels = zip(*(STYLES[name] for name in figure.curves), strict=True)
+    dashes, colors, labels = zip(*(STYLES[name] for name in curves), strict=True)
     look |= {"palette": dict(zip(labels, colors, strict=True)), "dashes": dict(zip(labels, dashes, strict=True))}
-    with panels(figure.activations, title, path, xlabel="layers", ylabel=ylabel, yscale="log", **figure.limits) as axes:
-        for axis, activation in zip(axes, figure.activations, strict=True):
+    with panels(activations, title, path, xlabel="layers", ylabel=ylabel, yscale="log", **limits) as axes:
+        for axis, activation in zip(axes, activations, strict=True):
             each, points = result["activations"][activation], []
-            for name in figure.curves:
-                quartiles = each[figure.quantity][name] if name in VARIANTS else [[value] for value in each[name]]
+            for name in curves:
+                quartiles = each[quantity][name] if name in VARIANTS else [[value] for value in each[name]]
                 there = [values for values in quartiles if values]
                 _, color, label = STYLES[name]
                 points += [(label, depth, value) for depth, values in enumerate(there) for value in values]
@@ -220,9 +202,58 @@ def _draw(figure: Figure, result: Result, path: Path) -> None:
             axis.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label="band: quartiles")
 
 
+#: What figure and table call them → the methods of the other studies.
+NORMALISERS = {
+    "BatchNorm": METHODS["batchnorm"], "LayerNorm": METHODS["layernorm"], "L2 norm": METHODS["l2norm"],
+    "RMSNorm": METHODS["rmsnorm"], "affine-like": METHODS["affine-like"],
+}  # fmt: skip
+
+
+@torch.no_grad()
+def place(points: int = 1000) -> dict[str, Any]:
+    """Return normal points, and where every normaliser puts them."""
+    inputs = torch.randn(points, 2, generator=torch.Generator().manual_seed(0))
+    outputs = {}
+    for name, method in NORMALISERS.items():
+        *_, affine = layers = method.affine(2, 2)
+        affine.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
+        outputs[name] = _rounded(nn.Sequential(*layers)(inputs))
+    return {"inputs": _rounded(inputs), "outputs": outputs}
+
+
+def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
+    # Enough for a figure, and for whether a point lies on a circle.
+    x, y = ([round(value, 4) for value in column.tolist()] for column in points.double().unbind(1))
+    return {"x": x, "y": y}
+
+
+def section_of_plane(result: dict[str, Any], name: str, folder: Path) -> Section:
+    """Draw the points into `folder`; return table and caption as Markdown."""
+    names, count, path = list(result["outputs"]), len(result["inputs"]["x"]), folder / f"{name}.png"
+    title = f"{count} standard normal points, and where each normaliser puts them"
+    look: dict[str, Any] = {"aspect": "equal", "xlim": (-3.6, 3.6), "ylim": (-3.6, 3.6)}
+    with panels(names, title, path, xlabel="$x_1$", ylabel="$x_2$", **look) as axes:
+        for axis, (name, points) in zip(axes, result["outputs"].items(), strict=True):
+            drawn = {"input": (result["inputs"], "0.5", 9, 0.35), name: (points, NORMALISERS[name].color, 16, 0.5)}
+            for label, (where, color, size, alpha) in drawn.items():
+                axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
+                axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend
+    rows = list[Row]()
+    for name in names:
+        lengths = sorted((x * x + y * y) ** 0.5 for x, y in zip(*result["outputs"][name].values(), strict=True))
+        low, middle, high = (lengths[int(share * (count - 1))] for share in (0.05, 0.5, 0.95))
+        rows.append([name, *(exact(length, ".3f") for length in (low, middle, high))])
+    caption = f"{count} points from a standard normal in the plane. torch {result['environment']['torch']}."
+    return Section([Table(["length of the outputs", "5 %", "median", "95 %"], rows), caption])
+
+
 STUDIES = {
     "isometry-depth": measurement(
-        "isometry of random networks by depth", "depth", compare, section,
+        "isometry of random networks by depth", "depth", compare, section_of_depths,
         makes=[Recipe(0.02)], page="docs/results/isometry.md",
-    )
+    ),
+    "normalisers-plane": measurement(
+        "what normalisers make of a thousand points of the plane", "plane", place, section_of_plane,
+        makes=[Recipe(0.01)], smoke="", page="docs/results/isometry.md",
+    ),
 }  # fmt: skip

@@ -1,21 +1,101 @@
-"""Isometry of every layer before and after training, for several widths too, and how fast networks train by depth."""
+"""Isometry of every layer before and after training, for several widths too, and how fast networks train by depth.
+
+Networks are normalisers, linear layers and activations in turn.
+"""
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from adiv_optim.diagnostics import isometry_strength, record
+
 from ..core.figure import panels, plt
-from ..core.runs import check_known, measure
+from ..core.runs import check_known, measure, step
 from ..core.store import Result, Store, public_name, setting
 from ..core.study import Options, Recipe, Sections, Study, apart, protocols
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, machine, spearman
+from ..data import load
 from ..problems.images import data_label
-from ..problems.isometry import ACTIVATIONS, train
+
+BATCH_SIZE, LR = 512, 0.01
+#: Batches that isometry is averaged over.
+MEASURED = 2
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "sigmoid": nn.Sigmoid, "SELU": nn.SELU, "tanh": nn.Tanh, "leaky ReLU, 0.2": partial(nn.LeakyReLU, 0.2),
+    "SiLU": nn.SiLU, "ReLU": nn.ReLU, "GELU": nn.GELU,
+}  # fmt: skip
+
+
+def network(activation: str, features: int, classes: int, widths: Sequence[int]) -> nn.Sequential:
+    """Norm → linear → activation for every width, then norm and outputs: weights N(0, 1/fan_in), norms without any."""
+    model = nn.Sequential()
+    for number, (inputs, width) in enumerate(pairwise([features, *widths])):
+        model.add_module(f"norm-{number}", nn.LayerNorm(inputs, elementwise_affine=False))
+        model.add_module(f"fc-{number}", nn.Linear(inputs, width))
+        model.add_module(f"act-{number}", ACTIVATIONS[activation]())
+    model.add_module(f"norm-{len(widths)}", nn.LayerNorm(widths[-1], elementwise_affine=False))
+    model.add_module("out", nn.Linear(widths[-1], classes))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            nn.init.zeros_(layer.bias)
+    return model
+
+
+def batches(count: int, size: int, seed: int) -> Iterator[Tensor]:
+    """Indices of full batches for ever, every sample once an epoch: a sample that came twice would be no isometry."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(count, generator=generator)[: count - count % size].split(size)
+
+
+def train(
+    activation: str, name: str, steps: int, widths: Sequence[int], seed: int = 0, *,
+    samples: int = BATCH_SIZE, download: bool = False,
+) -> Result:  # fmt: skip
+    """Train one network with plain SGD; return its loss by step and the isometry of its layers at both ends."""
+    data = load(name, download).to("cpu", torch.float32)
+    count = len(data.train_labels)
+    if count < BATCH_SIZE:
+        raise ValueError(f"{name} has {count} training samples, fewer than a batch of {BATCH_SIZE}.")
+    torch.manual_seed(seed)
+    model = network(activation, data.features, data.classes, widths)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    training, measuring = (batches(count, BATCH_SIZE, 2 * seed + part) for part in (1, 2))
+    measured_on = list(islice(measuring, MEASURED))
+    # As many samples as features have a singular Gram matrix, and pixels that never change are no features.
+    samples = min(samples, data.features // 2, *(3 * width // 4 for width in widths))
+
+    def measured() -> list[dict[str, Any]]:
+        paths = [path for path, _ in model.named_children() if path != "out"]
+        with torch.no_grad(), record(model, layers=paths, max_samples=samples) as recorder:
+            for index in measured_on:
+                model(data.train_inputs[index])
+        each = zip(paths, *(entry["layers"] for entry in recorder.history), strict=True)
+        return [{"path": path, "isometry": statistics.fmean(at["isometry"] for at in layers)} for path, *layers in each]
+
+    start, losses = measured(), list[float]()
+    for index in islice(training, steps):
+        losses.append(step(model, optimizer, data.train_inputs[index], data.train_labels[index]).item())
+    with torch.no_grad():
+        predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(BATCH_SIZE)])
+    accuracy = 100 * (predicted == data.test_labels).double().mean().item()
+    settings = {"data": public_name(name), "activation": activation, "layers": len(widths), "width": widths[0]}
+    settings |= {"batch_size": BATCH_SIZE, "lr": LR, "steps": steps, "seed": seed}
+    return {
+        "settings": settings, "features": data.features, "training_samples": count, "samples": samples,
+        "batches": MEASURED, "strength": isometry_strength(ACTIVATIONS[activation]()),
+        "isometry": {"start": start, "trained": measured()}, "train_loss": losses, "test_accuracy": accuracy,
+    }  # fmt: skip
+
 
 #: Steps of training over which a loss is averaged.
 WINDOW = 20
@@ -37,14 +117,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     for own, group, _ in protocols(store, name, "activation", "layers", "seed"):
         for number, (layers, found) in enumerate(by_depth(group).items()):
             first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
-            settings, data = first["settings"], data_label(first["settings"]["data"])
+            data = data_label(first["settings"]["data"])
             _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
             _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
-            caption = (
-                f"{data}, {layers} layers of {settings['width']}, {settings['steps']} steps. Isometry is that of "
-                f"{first['samples']} training samples, losses are means of {WINDOW} steps. "
-                f"{machine(first['environment'])}"
-            )
+            caption = f"{data}, {layers} layers, {first['settings']['steps']} steps. {machine(first['environment'])}"
             sections[f"{name}{end}"] = Section([_table(found), caption])
     return sections
 
@@ -157,12 +233,10 @@ class TrainingOptions(WidthsOptions):
 def _run(options: TrainingOptions, store: Store) -> None:
     check_known("activation", options.activations, ACTIVATIONS)
     data, steps, width = options.data, options.steps, options.width
-    wanted: dict[str, Callable[[], Result]] = {}
     for layers, seed, name in product(options.layers, range(options.seeds), options.activations):
         which = f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0))
         run = partial(train, name, data, steps, [width] * layers, seed, download=options.download)
-        wanted[f"{name}, {public_name(data)}, {steps} steps, width {width}{which}"] = run
-    measure(store, wanted)
+        measure(store, {f"{name}, {public_name(data)}, {steps} steps, width {width}{which}": run})
 
 
 WIDTHS = [[1000] * 5, [512, 1024, 2048, 4096, 8192], [8192, 4096, 2048, 1024, 512], [1024, 2048, 1024, 2048, 1024]]
@@ -182,9 +256,7 @@ def _widths(results: list[Result], name: str, folder: Path) -> Section:
         norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
         rows.append([", ".join(map(str, result["widths"])), *(exact(-math.log(isometry), ".3f") for isometry in norms)])
     header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
-    data = data_label(results[0]["settings"]["data"])
-    caption = f"{data}, tanh, at initialisation: isometry gap of {results[0]['samples']} samples behind every norm."
-    return Section([Table(header, rows), caption])
+    return Section([Table(header, rows), "Isometry gap behind every norm, at initialisation."])
 
 
 _PAGE = "docs/results/isometry.md"

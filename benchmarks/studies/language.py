@@ -1,26 +1,54 @@
 """Optimizers and normalisers on a small language model of characters.
 
-Rates and dampings are chosen from grids by the validation loss of seed 0, which is then one of those shown.
+Rates and dampings are chosen from grids by the validation loss of seed 0, which is then one of those shown. Other
+studies of the language model have options, losses in tables and captions from here.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from examples.gpt import NORM_LABELS, NORMS
+import pandas as pd
+import seaborn as sns
 
-from ..core.runs import in_turn, measure, run_all, ten_times
+from examples.gpt import DEFAULT, NORM_LABELS, NORMS
+
+from ..core.figure import panels, seaborn
+from ..core.runs import DEVICE, in_turn, measure, run_all, ten_times
 from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Sections, Study, protocols, refuse_given
-from ..core.tables import Row, Section, Table, exact, grouped
+from ..core.study import Recipe, Sections, Study, Training, protocols, refuse_given
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, machine
 from ..core.tune import choose, grid
 from ..methods import METHODS
 from ..problems import language
-from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
-from .texts import PAGE, SMOKE, TextOptions, about, best_first, draw, loss_cell, losses_of, rows_of
+from ..problems.language import LANGUAGE, TextRun, dampings, final_validation_loss, is_installed, title, worth
+
+#: The seeds of a line, or of a row.
+Seeds = list[Result]
+#: The page that shows their tables.
+PAGE = "docs/results/language-model.md"
+#: Options that make one small run.
+SMOKE = "--preset tiny --steps 2 --seeds 1 --device cpu"
+
+
+@dataclass
+class TextOptions(Training):
+    """Options of every study of the language model."""
+
+    weight_decay: float = 0.0  # the same for all methods
+    preset: str = "small"  # size of the network: tiny, small, deep, million or gpu
+    data: str = DEFAULT  # a file of text, or python-reference, which Python ships
+    device: str = DEVICE  # where to train: cpu, cuda, cuda:1, …
+
+    def run(self, **more: Any) -> TextRun:
+        """A run with these options; what a study compares takes the place of its method, normaliser and rate."""
+        common: dict[str, Any] = {"weight_decay": self.weight_decay, "preset": self.preset, "device": self.device}
+        return TextRun(self.data, "adamw", "layernorm", 1e-3, **common, **more)
 
 
 class Search(NamedTuple):
@@ -60,7 +88,6 @@ _SEARCHES = [
     Search(["schedulefree", "soap"], ["layernorm", "none"]),
     Search(["whitened-soap"], ["layernorm", "none"], [3e-3, 1e-2]),
 ]
-_LONGER = [Search(["muon", "whitened-muon-16"], rates=[3e-3, 1e-2], dampings=[3.0])]
 _WRAPPERS = [
     Search(["adamw", "proportional-adamw"], ["layernorm", "none"], [1e-3, 3e-3, 1e-2]),
     Search(["adamw", "proportional-adamw"], ["dyt"], [3e-4, 1e-3, 3e-3, 1e-2]),
@@ -70,10 +97,6 @@ _WRAPPERS = [
 
 #: Method, norm, rate, steps.
 Fixed = tuple[str, str, float, int]
-#: Rates that came second where a seed goes wrong at the first, by every seed.
-_SMALL_TOO, _WRAPPERS_TOO = [("whitened-adamw-16", "none", 3e-3, 400)], [("adamw", "affine-like", 1e-2, 400)]
-#: As long as four hundred and two thousand steps of whitening take.
-_EQUAL_TIME = [("muon", "layernorm", 1e-2, 432), ("muon", "layernorm", 3e-3, 2160)]
 #: Of the rows of a batch, 1,024, as many as `max_rows` lets count, or all.
 _ROWS = [
     (f"whitened-{optimizer}{rows}", "layernorm", lr, 400)
@@ -118,10 +141,9 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
         if methods or is_installed(run.method)
     ]  # fmt: skip
     rows = grouped(tried, lambda run: (run.method, run.norm, run.steps)).values()
+    chosen = tried
     if any(len(row) > 1 for row in rows):
         chosen = choose([grid(row) for row in rows], LANGUAGE, store, download=options.download)
-    else:
-        chosen = tried
     for method, norm, lr, steps in fixed:
         (damping,) = dampings(method, [1.0])
         chosen.append(replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps))
@@ -145,6 +167,111 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
     jobs = {name: job(replace(like, method=name, damping=dampings(name, [1.0])[0])) for name in names}
     ratios, milliseconds = in_turn(jobs, rounds)
     return {"adamw_ms": milliseconds / 10, "time_ratio": ratios}
+
+
+def losses_of(results: Iterable[Result]) -> tuple[list[float], list[float]]:
+    """The losses of validation and test, inf where a run diverged."""
+    each = [(worth(final_validation_loss(result)), worth(result["test_loss"])) for result in results]
+    return [validation for validation, _ in each], [test for _, test in each]
+
+
+def loss_cell(losses: list[float], digits: int) -> Cell:
+    """Mean ± standard error, or how many runs diverged."""
+    if math.inf in losses:
+        return Cell(text := f"diverged, {losses.count(math.inf)} of {len(losses)}", {"": text})
+    return estimate(losses, digits)
+
+
+def about(results: list[Result]) -> str:
+    """What the numbers of a table are, for a caption."""
+    where = machine(results[0]["environment"], results[0]["settings"]["device"])
+    return f"Cross entropy in nats per character, mean ± standard error over seeds. {where}"
+
+
+def rows_of(results: Iterable[Result]) -> list[Seeds]:
+    """The seeds of every combination of settings, in the order in which tables show them."""
+
+    def place(result: Result) -> tuple[float, ...]:
+        s = result["settings"]
+        norm, method = list(NORM_LABELS).index(s["norm"]), list(METHODS).index(s["method"])
+        return norm, s["steps"], method, s["lr"], s.get("damping", 0.0)
+
+    return list(grouped(sorted(results, key=lambda each: (*place(each), each["settings"]["seed"])), place).values())
+
+
+def _longest_best_first(results: list[Result]) -> list[Seeds]:
+    """Of the longest runs, the seeds of every combination of settings, by their mean validation loss."""
+    steps = max(result["settings"]["steps"] for result in results)
+    rows = rows_of(result for result in results if result["settings"]["steps"] == steps)
+    return sorted(rows, key=lambda seeds: statistics.fmean(losses_of(seeds)[0]))
+
+
+def best_rows(results: list[Result]) -> dict[tuple[str, str], Seeds]:
+    """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
+    rows = grouped(_longest_best_first(results), lambda seeds: setting("norm", "method")(seeds[0]))
+    return {key: best for key, (best, *_) in rows.items()}
+
+
+#: Methods in a panel.
+_TOGETHER = 4
+
+
+def best_first(results: list[Result]) -> dict[str, list[Seeds]]:
+    """Panel → the seeds of each of its lines: of the longest runs and of every normaliser, the best first."""
+    panels = {}
+    by_norm = grouped(_longest_best_first(results), lambda seeds: seeds[0]["settings"]["norm"])
+    for norm, best in sorted(by_norm.items(), key=lambda each: list(NORM_LABELS).index(each[0])):
+        for place in range(0, len(best), _TOGETHER):
+            together = best[place : place + _TOGETHER]
+            which = f": {place + 1}{f' to {place + len(together)}' * (len(together) > 1)}" * (len(best) > _TOGETHER)
+            panels[f"{NORM_LABELS[norm]}{which}"] = together
+    return panels
+
+
+def curve(seeds: Seeds) -> pd.DataFrame:
+    """Steps and validation loss of every seed, as far as all of them have one."""
+    frame = pd.concat([
+        pd.DataFrame({"steps": r["steps"], "loss": r["validation_loss"], "seed": r["settings"]["seed"]}) for r in seeds
+    ])  # fmt: skip
+    counts = frame.dropna().groupby("steps")["loss"].count()
+    return frame[frame["steps"].isin(counts[counts == len(seeds)].index)].astype({"loss": float})
+
+
+def draw(lines: Mapping[str, Sequence[Seeds]], title: str, path: Path, ratios: Mapping[str, Any] | None = None) -> None:
+    """Draw the end of validation loss against steps, or against time: means, and each seed by a thin line.
+
+    Args:
+        lines: panel → the seeds of each of its lines.
+        title: of the figure.
+        path: of the picture.
+        ratios: method → the time of its step, in steps of AdamW.
+    """
+    alike = setting("norm", "method", "steps")
+    rates = grouped([seeds[0] for rows in lines.values() for seeds in rows], alike)
+    look: dict[str, Any] = {"x": "at", "y": "loss", "hue": "line", "style": "line", "errorbar": None}
+    xlabel, ylabel = "time, in steps of AdamW" if ratios else "steps", "validation loss, nats"
+    with panels(list(lines), title, path, height=2.7, sharey=False, xlabel=xlabel, ylabel=ylabel) as axes:
+        for axis, rows in zip(axes, lines.values(), strict=True):
+            points, palette, dashes = list[pd.DataFrame](), dict[str, str](), dict[str, Any]()
+            for seeds in rows:
+                name, rate = setting("method", "lr")(seeds[0])
+                # Methods with a damping are dashed: colour alone does not carry to everyone.
+                label, dash = METHODS[name].label, (4, 1.5) if METHODS[name].damped else ""
+                if len(others := [setting("lr")(each) for each in rates[alike(seeds[0])]]) > 1:
+                    label, dash = f"{label}, rate {rate:g}", "" if rate == min(others) else (1, 1)
+                palette[label], dashes[label] = METHODS[name].color, dash
+                scale, own = ratios[name]["median"] if ratios else 1.0, curve(seeds)
+                points.append(own.assign(line=label, at=scale * own["steps"]))
+            frame = pd.concat(points, ignore_index=True)
+            look |= {"palette": palette, "dashes": dashes}
+            seaborn(sns.lineplot, axis, frame, **look, linewidth=1.8)
+            thin = {"units": "seed", "estimator": None, "linewidth": 0.6, "alpha": 0.6, "legend": False}
+            seaborn(sns.lineplot, axis, frame, **look, **thin)
+            axis.plot([], [], color="0.5", linewidth=0.6, label="thin: every seed")
+            # The last two fifths of the curves, from the best seed's end to above the worst mean.
+            ends = frame[frame["at"] == frame.groupby("line")["at"].transform("max")]
+            longest, best, worst = frame["at"].max(), ends["loss"].min(), ends.groupby("line")["loss"].mean().max()
+            axis.set(xlim=(0.6 * longest, 1.02 * longest), ylim=(best - 0.02, 1.4 * worst - 0.4 * best + 0.05))
 
 
 def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
@@ -191,18 +318,21 @@ def _study(
 
 
 _TIMES = ("", "--time")
-_EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")
 STUDIES = {
+    # Rates that came second, where a seed goes wrong at the first, by every seed.
     "char-lm": _study(
         "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
-        _SEARCHES, _SMALL_TOO,
+        _SEARCHES, [("whitened-adamw-16", "none", 3e-3, 400)],
     ),
     "char-lm-2000": _study(
         "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
-        _LONGER, steps=(2000,),
+        [Search(["muon", "whitened-muon-16"], rates=[3e-3, 1e-2], dampings=[3.0])], steps=(2000,),
     ),
+    # As long as four hundred and two thousand steps of whitening take.
     "char-lm-equal-time": _study(
-        "Muon for as long as whitening takes", Recipe(0.3, options=_EQUAL_TIMES), [], _EQUAL_TIME, figures=False
+        "Muon for as long as whitening takes",
+        Recipe(0.3, options=("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")),
+        [], [("muon", "layernorm", 1e-2, 432), ("muon", "layernorm", 3e-3, 2160)], figures=False,
     ),
     "char-lm-rows": _study(
         "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
@@ -211,5 +341,7 @@ STUDIES = {
         "a second search, which says how far two of one method lie apart", Recipe(1.0),
         [Search(["adamw", "muon"]), *_WHITENED], figures=False, tuned_on=101, seeds=5,
     ),
-    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, _WRAPPERS_TOO, preset="million"),
+    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, [("adamw", "affine-like", 1e-2, 400)],
+        preset="million",
+    ),
 }  # fmt: skip

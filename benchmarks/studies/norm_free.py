@@ -20,8 +20,8 @@ from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
 from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, mean_and_error
 from ..core.tune import choose, ladder
 from ..methods import METHODS
-from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
-from .texts import PAGE, SMOKE, TextOptions, about, loss_cell, losses_of
+from ..problems.language import LANGUAGE, dampings, is_installed, title
+from .language import PAGE, SMOKE, TextOptions, about, loss_cell, losses_of
 
 
 class Arm(NamedTuple):
@@ -69,17 +69,6 @@ GROUPS: list[list[Arm]] = [
 ]
 
 
-def search(rows: Sequence[Arm], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
-    """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
-    ladders = [ladder([_of(row, run)], *(_BETWEEN if rates is COARSE and row in CLOSE else rates)) for row in rows]
-    return choose(ladders, LANGUAGE, store, download=download)
-
-
-def _of(row: Arm, run: TextRun) -> TextRun:
-    (damping,) = dampings(row.method, [1.0])
-    return replace(run, **row._asdict(), damping=damping)
-
-
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol: one table, a row for each of normaliser, embeddings and optimizer."""
     sections: Sections = {}
@@ -88,23 +77,19 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         header = ["normaliser", "embeddings", "optimizer", "learning rate", "seeds", "validation loss", "test loss"]
         header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
         header += ["RMS of the residual stream", "of the logits"]
-        table = Table(header, [_cells(row, rows, tried.get(row, [])) for row in sorted(rows, key=_order)])
+        order = sorted(rows, key=lambda row: (
+            list(NORM_LABELS).index(row.norm), DEVIATIONS.index(row.embedding_deviation),
+            list(METHODS).index(row.method), row.embedding_lr or 0,
+        ))  # fmt: skip
+        table = Table(header, [_cells(row, rows, tried.get(row, [])) for row in order])
         heading = f"**{title(results[0])}, {results[0]['settings']['steps']} steps**"
-        caption = (
-            f"{about(results)} * is an edge of what was tried. Differences are to LayerNorm with the same bare "
-            "optimizer; p is Welch's."
-        )
+        caption = f"* is an edge of what was tried; p is Welch's. {about(results)}"
         sections[own] = Section([heading, table, caption])
     return sections
 
 
 def _row(result: Result) -> Arm:
     return Arm(*map(result["settings"].get, Arm._fields))
-
-
-def _order(row: Arm) -> tuple[float, ...]:
-    norm, method = list(NORM_LABELS).index(row.norm), list(METHODS).index(row.method)
-    return norm, DEVIATIONS.index(row.embedding_deviation), method, row.embedding_lr or 0
 
 
 def _cells(row: Arm, rows: Mapping[Arm, list[Result]], trials: Iterable[Result]) -> Row:
@@ -146,12 +131,19 @@ def _study(
     help: str, hours: float, groups: Sequence[Sequence[Arm]], rates: Rates, *,
     smoke: str = UNTRIED, **defaults: Any,
 ) -> Study:  # fmt: skip
+    """A study whose rows each have a rate of their own, and are then run by all seeds, group by group."""
+
     def run(options: NormFreeOptions, store: Store) -> None:
         like, done = options.run(steps=options.steps, clip=options.clip), set[Arm]()
         for group in groups[: options.groups]:
             rows = [row for row in dict.fromkeys(group) if row not in done and is_installed(row.method)]
             done.update(rows)
-            chosen = search(rows, like, rates, store, options.download)
+            ladders = []
+            for row in rows:
+                (damping,) = dampings(row.method, [1.0])
+                first = replace(like, **row._asdict(), damping=damping)
+                ladders.append(ladder([first], *(_BETWEEN if rates is COARSE and row in CLOSE else rates)))
+            chosen = choose(ladders, LANGUAGE, store, download=options.download)
             seeds = range(1, options.seeds + 1)
             run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
 
@@ -159,20 +151,20 @@ def _study(
     return Study(help, run, report, NormFreeOptions(**defaults), makes=makes, data="text", smoke=smoke, page=PAGE)
 
 
-_LAYERNORM, _HELD = Arm("layernorm", None, "muon"), Arm("none", 1.0, "input-held-muon")
+_PAIR = [Arm("layernorm", None, "muon"), Arm("none", 1.0, "input-held-muon")]
 #: Adam's step does not grow with what it is added to: embeddings of deviation 1 move by less of themselves.
-_FASTER = [[row._replace(embedding_lr=rate)] for rate in (1e-2, 3e-2) for row in (_HELD, _LAYERNORM)]
+_FASTER = [[row._replace(embedding_lr=rate)] for rate in (1e-2, 3e-2) for row in _PAIR[::-1]]
 #: A single normaliser, before the head.
 _HEAD = [[Arm("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-muon", "muon")]
 #: With Muon alone, and the normalised twin with the same embeddings: what the wrapper adds to both.
-_DEEP = [[_LAYERNORM, _HELD], [Arm(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
+_DEEP = [_PAIR, [Arm(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
 STUDIES = {
     "norm-free": _study(
         "a language model without normalisers, by InputScaled", 11.0, GROUPS, COARSE, smoke=f"--groups 1 {SMOKE}"
     ),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
     "norm-free-2000": _study(
-        "the same for 2,000 steps", 9.0, [[_LAYERNORM, _HELD], *_FASTER, *_HEAD], FINE,
+        "the same for 2,000 steps", 9.0, [_PAIR, *_FASTER, *_HEAD], FINE,
         steps=2000, weight_decay=0.1, clip=1.0,
     ),
     "norm-free-deep": _study("the same with twelve layers", 4.0, _DEEP, FINE, preset="deep"),

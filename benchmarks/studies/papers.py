@@ -72,9 +72,7 @@ def _section(along: str, results: list[Result], name: str, folder: Path) -> Sect
     if label:
         title += f": accuracy by {label}"
         _figure(found, label, title, folder / f"{name}.png")
-    where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
-    rates = max(map(len, at.values()))
-    caption = f"Accuracy on {where}, mean ± standard error, at the best of {rates} rate(s). {trained(results)}"
+    caption = f"Mean ± standard error, at the best of the rates that there are. {trained(results)}"
     return Section([f"**{title}**", table, caption])
 
 
@@ -126,9 +124,7 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Section:
     settings = results[0]["settings"]
     found = grouped(sorted(results, key=setting("lr")), setting("optimizer", "method"))
     optimizers = in_order(OF_PARAMETERS, map(setting("optimizer"), results))
-    held_out = settings.get("validation")
-    where = "a tenth of the training set, held out" if held_out else "the test set"
-    ylabel = f"{'held-out' if held_out else 'test'} accuracy, %"
+    ylabel = f"{'held-out' if settings.get('validation') else 'test'} accuracy, %"
     heading = f"{network(results[0])}, {settings['activation']}, accuracy by learning rate"
     title, path, rows = f"{heading}, {settings['epochs']} epochs", folder / f"{name}.png", list[Row]()
     with panels(optimizers, title, path, xlabel="learning rate", xscale="log", ylabel=ylabel) as axes:
@@ -141,12 +137,9 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Section:
                 means = {rate: statistics.fmean(found) for rate, found in curve.items()}
                 top = max(means, key=means.__getitem__)
                 near = ", ".join(f"{rate:g}" for rate, mean in means.items() if mean >= means[top] - NEAR)
-                edge = ", at the sweep's edge" if top in (min(curve), max(curve)) else ""
-                rate = Cell(f"{top:g}{edge}", {"": top})
-                rows.append([optimizer, look.label, rate, estimate(curve[top]), near])
+                rows.append([optimizer, look.label, exact(top), estimate(curve[top]), near])
     header = ["optimizer", "method", "best learning rate", "accuracy there, %", f"others within {NEAR:g} points"]
-    caption = f"Accuracy on {where}, at a constant rate, mean ± standard error. {trained(results)}"
-    return Section([f"**{heading}**", Table(header, rows), caption])
+    return Section([f"**{heading}**", Table(header, rows), f"Mean ± standard error over seeds. {trained(results)}"])
 
 
 def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
@@ -166,20 +159,14 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
                 low, high = ([end(each) for each in gauges.values()] for end in (min, max))
                 shade(axis, list(gauges), low, high, color, "band: lowest to highest gauge")
                 rows[label] = [label, exact(runs[-1]["settings"]["lr"])]
-                cells |= {(label, sigma): _gauges(values) for sigma, values in gauges.items()}
+                for sigma, values in gauges.items():
+                    mean, ends = statistics.fmean(values), {"lowest": min(values), "highest": max(values)}
+                    text = f"{mean:.2f} ({ends['lowest']:.2f} to {ends['highest']:.2f})"
+                    cells[label, sigma] = Cell(text, {"": mean, **ends, "n": len(values)})
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
-    caption = (
-        "Test accuracy of one network in several gauges, which starts as the same function and sees the same batches: "
-        f"mean, and in brackets the lowest and the highest. {trained(results)}"
-    )
+    caption = f"Test accuracy: mean over gauges, the lowest and the highest. {trained(results)}"
     columns = {sigma: f"σ = {sigma:g}" for sigma in sigmas}
     return Section([f"**{heading}**", pivot(["method, optimizer", "learning rate"], rows, columns, cells), caption])
-
-
-def _gauges(values: list[float]) -> Cell:
-    mean, low, high = statistics.fmean(values), min(values), max(values)
-    numbers = {"": mean, "lowest": low, "highest": high, "n": len(values)}
-    return Cell(f"{mean:.2f} ({low:.2f} to {high:.2f})", numbers)
 
 
 _PROPORTIONS = [

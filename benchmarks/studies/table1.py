@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,8 @@ from scipy.stats import linregress, t
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.tables import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman, welch
-from ..grids import PAPERS, Grid, Presets, grid_study, presets
+from ..core.tables import Cell, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman, welch
+from ..grids import PAPERS, Grid, grid_study, presets
 from ..methods import METHODS, labels
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
 
@@ -38,12 +39,9 @@ PAPER = {
 #: The paper's batch sizes.
 SIZES = [8, 16, 32, 64, 128]
 
-#: (method, activation) → batch size → accuracy of every seed after the last epoch.
-Series = dict[tuple[str, str], dict[int, list[float]]]
 
-
-def series(results: list[Result]) -> Series:
-    """Collect the accuracies."""
+def series(results: list[Result]) -> dict[tuple[str, str], dict[int, list[float]]]:
+    """(method, activation) → batch size → accuracy of every seed after the last epoch."""
     size = setting("batch_size")
     groups = grouped(sorted(results, key=size), setting("method", "activation"))
     return {key: {size(r): r["test_accuracy"][-1] for r in found} for key, found in groups.items()}
@@ -86,26 +84,28 @@ def ranked(results: list[Result], activation: str) -> tuple[Any, int]:
 
 def table(results: list[Result]) -> Table:
     """Accuracy at every batch size and, once all of these are there, its mean and slope, beside the paper's."""
-    found = series(results)
+    found, rows = series(results), list[dict[str, str | Cell]]()
     sizes = sorted({size for by_size in found.values() for size in by_size})
-    rows = list[Row]()
-    for activation in ACTIVATIONS:
-        for method in in_order(METHODS, (name for name, other in found if other == activation)):
-            by_size, paper = found[method, activation], PAPER.get((method, activation))
-            whole = set(by_size) == set(sizes)
-            fitted = line(by_size) if whole else None
-            row: list[str | Cell] = [activation, METHODS[method].label]
-            row += [estimate(by_size[size]) if size in by_size else "" for size in sizes]
-            row.append(estimate(over_sizes(by_size)) if whole else "")
-            row.append(_slope(fitted.slope, fitted.stderr, p=fitted.pvalue) if fitted else "")
-            theirs = [Cell("{:.2f} ± {:.2f}".format(*paper[:2]), {"": paper[0], "error": paper[1]})] if paper else [""]
-            rows.append([*row, *theirs, _slope(*paper[2:]) if paper else ""])
-    header = ["activation", "method", *map(str, sizes), "mean", "slope, 10⁻²", "paper: mean", "paper: slope, 10⁻²"]
-    return Table(header, rows)
+    for activation, method in product(ACTIVATIONS, METHODS):
+        by_size, paper = found.get((method, activation), {}), PAPER.get((method, activation))
+        fitted = line(by_size) if set(by_size) == set(sizes) else None
+        rows.append({
+            "activation": activation, "method": METHODS[method].label,
+            **{str(size): estimate(by_size[size]) if size in by_size else "" for size in sizes},
+            "mean": estimate(over_sizes(by_size)) if set(by_size) == set(sizes) else "",
+            "slope, 10⁻²": _slope(fitted.slope, fitted.stderr, p=fitted.pvalue) if fitted else "",
+            "paper: mean": _with_error(*paper[:2]) if paper else "",
+            "paper: slope, 10⁻²": _slope(*paper[2:]) if paper else "",
+        })  # fmt: skip
+    return Table.of([row for row in rows if any(row[str(size)] for size in sizes)])
+
+
+def _with_error(value: float, error: float, **more: float) -> Cell:
+    return Cell(f"{value:.2f} ± {error:.2f}", {"": value, "error": error, **more})
 
 
 def _slope(slope: float, error: float, **more: float) -> Cell:
-    return Cell(f"{100 * slope:+.2f} ± {100 * error:.2f}", {"": 100 * slope, "error": 100 * error, **more})
+    return _with_error(100 * slope, 100 * error, **more)
 
 
 #: A method whose mean is below this share of the best one's has collapsed, and is drawn on a scale of its own.
@@ -127,23 +127,19 @@ def draw(results: list[Result], title: str, path: Path) -> None:
     with panels(names, title, path, columns=len(activations), height=2.9, **look) as axes:
         for axis, ((_, activation), methods) in zip(axes, drawn.items(), strict=True):
             for name in methods:
-                _draw_method(axis, name, activation, found[name, activation])
+                by_size, color = found[name, activation], METHODS[name].color
+                bars(axis, by_size, METHODS[name])
+                # A line in batch size is a curve over its logarithm.
+                if fitted := line(by_size):
+                    xs = np.linspace(min(by_size), max(by_size))
+                    axis.plot(xs, fitted.intercept + fitted.slope * xs, color=color, linewidth=4, alpha=0.25)
+                if theirs := PAPER.get((name, activation)):
+                    xs = np.linspace(SIZES[0], SIZES[-1])
+                    axis.plot(xs, theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / 5), ":", color=color, linewidth=1.0)
             axis.set_xscale("log", base=2)
             axis.set_xticks(SIZES, [str(size) for size in SIZES])
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
         axes[-1].plot([], [], ":", color="0.3", label="the paper's line")
-
-
-def _draw_method(axis: Any, name: str, activation: str, by_size: dict[int, list[float]]) -> None:
-    bars(axis, by_size, METHODS[name])
-    # A line in batch size is a curve over its logarithm.
-    if fitted := line(by_size):
-        xs = np.linspace(min(by_size), max(by_size))
-        axis.plot(xs, fitted.intercept + fitted.slope * xs, color=METHODS[name].color, linewidth=4, alpha=0.25)
-    if theirs := PAPER.get((name, activation)):
-        xs = np.linspace(SIZES[0], SIZES[-1])
-        heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
-        axis.plot(xs, heights, ":", color=METHODS[name].color, linewidth=1.0)
 
 
 #: From the largest batch on, which is the soonest done.
@@ -154,11 +150,7 @@ def _section(there: list[Result], name: str, folder: Path) -> Section:
     """Table and figure of one length."""
     heading = f"{subject(there[:1])}, {there[0]['settings']['epochs']} epochs: the paper's Table 1"
     draw(there, heading, folder / f"{name}.png")
-    caption = (
-        "Test accuracy in per cent by batch size, mean ± standard error, and the slope of a least squares line, in "
-        f"points per hundred samples of batch. {trained(there)}"
-    )
-    return Section([f"**{heading}**", table(there), caption])
+    return Section([f"**{heading}**", table(there), f"Test accuracy in per cent by batch size. {trained(there)}"])
 
 
 #: What the paper leaves open, read otherwise.
@@ -166,10 +158,6 @@ _DEPARTURES: Grid = {
     **PAPERS, "method": ["none", "batchnorm", "l2norm", "affine-like"], "activation": ["tanh"], "batch_size": 128,
     "departure": [None, *DEPARTURES],
 }  # fmt: skip
-_LENGTHS: Presets = {
-    "paper": [{**_DEPARTURES, "epochs": 100}],
-    "reduced": [{**_DEPARTURES, "method": ["none", "affine-like"], "seeds": 3}],
-}
 
 
 def _departures(results: list[Result], name: str, folder: Path) -> Section:
@@ -199,7 +187,9 @@ STUDIES = {
         page=_PAGE,
     ),
     "departures": grid_study(
-        "what the paper's Table 1 leaves open, read otherwise", _LENGTHS,
+        "what the paper's Table 1 leaves open, read otherwise",
+        {"paper": [{**_DEPARTURES, "epochs": 100}],
+         "reduced": [{**_DEPARTURES, "method": ["none", "affine-like"], "seeds": 3}]},
         apart(_departures, "departure", "method", "backend"), page=_PAGE,
         makes=[Recipe(0.4, options=("--preset reduced",)), Recipe(0.7, "departures-long", (_THREE,))],
     ),

@@ -9,19 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, protocols, refuse_given
-from ..core.tables import Cell, Section, Table, against, estimate, exact, grouped, in_order, machine
+from ..core.tables import Cell, Section, Table, against, estimate, exact, grouped, in_order
 from ..ensemble import IMAGES
 from ..grids import ALL_HAVE, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
 from ..methods import METHODS, optimizer_name
 from ..optimizers import OF_PARAMETERS
-from ..problems.images import ACTIVATIONS, ImageRun, network
+from ..problems.images import ACTIVATIONS, ImageRun, network, trained
 
 #: The rates of ladders, those that one begins with, by optimizer, and the dampings that each have one.
 RATES = tuple(float(f"{step}e{power}") for power in range(-5, 3) for step in (1, 3))
@@ -38,22 +37,11 @@ def _ladder(run: ImageRun, options: TunedOptions) -> tune.Search:
     return tune.ladder([trial(run, damping=damping) for damping in dampings], RATES, FIRST[run.optimizer])
 
 
-#: (run, options) → what chooses its settings.
-Chooser = Callable[[ImageRun, TunedOptions], tune.Search]
-#: The part of the store that keeps trials, and what they are.
-Stage = tuple[str, Chooser]
+#: The part of the store that keeps trials, and what chooses the settings of a run.
+Stage = tuple[str, Callable[[ImageRun, TunedOptions], tune.Search]]
 BY_RATE: Stage = ("search", lambda run, options: tune.grid(every_rate(run, options)))
 BY_TRIALS: Stage = ("trials", lambda run, options: tune.grid(trials(run, options)))
 BY_LADDER: Stage = ("search", _ladder)
-
-
-def at_best(final: Sequence[ImageRun], stage: Stage, options: TunedOptions, store: Store) -> list[ImageRun]:
-    """Every run at the settings of its trials that reached the highest validation accuracy."""
-    part, chooser = stage
-    searches = [chooser(run, options) for run in final]
-    best = tune.choose(searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
-    settings = [{name: getattr(run, name) for name in ("lr", "weight_decay", "damping")} for run in best]
-    return [replace(run, **own) for run, own in zip(final, settings, strict=True)]
 
 
 def _study(
@@ -71,8 +59,15 @@ def _study(
                 refuse_given(options, [name], "on this study; leave it out")
         for grid, stages in arms:
             final = expand([{"schedule": "cosine", "data": "cifar10", **grid}], options.given())
-            for stage in stages:
-                final = at_best(final, stage, options, store)
+            for part, chooser in stages:  # at the settings of the highest validation accuracy
+                searches = [chooser(run, options) for run in final]
+                best = tune.choose(
+                    searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download
+                )
+                final = [
+                    replace(run, lr=own.lr, weight_decay=own.weight_decay, damping=own.damping)
+                    for run, own in zip(final, best, strict=True)
+                ]
             run_all([each for chosen in final for each in then(chosen)], IMAGES, store, download=options.download)
 
     entry = {"data": "images", "page": "docs/results/mlp.md", "makes": makes, **more}
@@ -86,13 +81,13 @@ _WITHIN = (
 )  # fmt: skip
 
 
+#: Activation, method, optimizer, epochs.
+_KEY = setting("activation", "method", "optimizer", "epochs")
+
+
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol."""
     return {own: _section(results, tried) for own, results, tried in protocols(store, name, *_WITHIN)}
-
-
-#: Activation, method, optimizer, epochs.
-_KEY = setting("activation", "method", "optimizer", "epochs")
 
 
 def _section(results: list[Result], searched: list[Result]) -> Section:
@@ -117,19 +112,8 @@ def _section(results: list[Result], searched: list[Result]) -> Section:
             "test accuracy, %": estimate(accuracies),
             f"against {METHODS[RIVAL].label} (p)": beside,
         })  # fmt: skip
-    scores = {arm: max((t["score"] for t in tried.get(arm[:3], [])), default=fmean(_accuracies(at[arm]))) for arm in at}
-    best = {max(same, key=scores.__getitem__) for same in grouped(arms, lambda arm: arm[:2]).values()}
-    # A page shows every method with the optimizer that its trials found best, if there are many.
-    table = Table.of(rows, worth=[arm in best for arm in arms] if len(arms) > 20 else None)
-    settings = results[0]["settings"]
-    caption = (
-        f"Test accuracy after {' or '.join(map(str, lengths))} epochs, mean ± standard error over seeds "
-        f"{settings['seeds'][0]} to {settings['seeds'][-1]}, learning rates falling to 0 by a cosine. Settings are the "
-        "best of the trials, runs of seed 0, on a tenth of the training set held out. Differences are to "
-        f"{METHODS[RIVAL].label} with the same optimizer; p is Welch's. Muon steps the weights of all layers but the "
-        f"last, Adam the rest, at one rate. {machine(results[0]['environment'], settings['device'])}"
-    )
-    return Section([f"**{network(results[0])}, {' and '.join(activations)}**", table, caption])
+    caption = f"Settings are the best of trials of seed 0 on held-out images; p is Welch's. {trained(results)}"
+    return Section([f"**{network(results[0])}, {' and '.join(activations)}**", Table.of(rows), caption])
 
 
 def _accuracies(result: Result) -> list[float]:
@@ -171,17 +155,13 @@ _LONG: list[tuple[Grid, list[Stage]]] = [
 ]
 
 
-def _once_more(run: ImageRun) -> list[ImageRun]:
-    """The run, and with SGD one of twice the length."""
-    return [run, replace(run, epochs=30)] if run.optimizer == "sgd" else [run]
-
-
-def _other_seeds(run: ImageRun) -> list[ImageRun]:
-    return [replace(run, seeds=tuple(range(1, len(run.seeds) + 1)))]
-
-
 def _pairs_study(help: str, grid: Grid, *makes: Recipe, **more: Any) -> Study:
-    return _study(help, [(grid, [BY_LADDER])], *makes, then=_other_seeds, **more)
+    """A study of every method behind every optimizer, whose trials have a seed of their own."""
+
+    def other_seeds(run: ImageRun) -> list[ImageRun]:
+        return [replace(run, seeds=tuple(range(1, len(run.seeds) + 1)))]
+
+    return _study(help, [(grid, [BY_LADDER])], *makes, then=other_seeds, **more)
 
 
 _CONVOLUTIONS = {
@@ -228,7 +208,8 @@ STUDIES = {
         "the best methods, with rate, weight decay and damping by trials",
         [(_tanh(*arm, lr=lr, epochs=15), [BY_TRIALS]) for *arm, lr in _AROUND],
         Recipe(1.2), Recipe(1.4, _WIDE, (f"--hidden 128 128 128 --name {_WIDE}",)),
-        then=_once_more, smoke=f"--trials 1 {_SMALL}",
+        then=lambda run: [run, replace(run, epochs=30)] if run.optimizer == "sgd" else [run],  # twice the length
+        smoke=f"--trials 1 {_SMALL}",
     ),
     "cifar10-long": _study("the same for forty epochs", _LONG, Recipe(0.8), smoke=_SMALL),
     "digits-tuned": _study(

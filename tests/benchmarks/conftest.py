@@ -11,7 +11,7 @@ from benchmarks.catalogue import STUDIES
 from benchmarks.core.store import Store
 from benchmarks.core.study import report
 from benchmarks.data import DATA, Dataset
-from benchmarks.problems import isometry
+from benchmarks.studies import isometry_training
 from examples import gpt as text
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def few():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATA, "few", load)
-        patch.setattr(isometry, "BATCH_SIZE", 64)
+        patch.setattr(isometry_training, "BATCH_SIZE", 64)
         yield
 
 

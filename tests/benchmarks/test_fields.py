@@ -13,9 +13,9 @@ from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon
 from benchmarks.problems import friedman, pictures, regression
 from benchmarks.problems.equations import EquationRun, Solver
-from benchmarks.problems.friedman import Friedman, FriedmanRun, gaussian_process, points
+from benchmarks.problems.friedman import Friedman, FriedmanRun, points
 from benchmarks.problems.pictures import CoordinateRun, Fit, psnr
-from benchmarks.studies import fourier
+from benchmarks.studies import coordinates
 from benchmarks.train import FieldRun, carried, train
 
 
@@ -34,7 +34,8 @@ def test_muon_steps_along_the_polar_factor_of_the_gradient():
 def test_crops_do_not_overlap_those_that_trials_learn():
     squares = pictures.CROPS[64]
     assert len(set(squares)) == len(squares) == 16
-    assert {squares[crop][0] for crop in fourier.TUNED_ON}.isdisjoint(squares[crop][0] for crop in fourier.SHOWN)
+    trials, shown = ({squares[crop][0] for crop in each} for each in (coordinates.ORDINARY, coordinates.SHOWN))
+    assert trials.isdisjoint(shown)
     assert (psnr(4.0), psnr(0.04)) == (0, pytest.approx(20))
 
 
@@ -62,12 +63,6 @@ def test_held_out_pixels_are_every_other_one_and_are_not_learned():
     nn.init.zeros_(black.bias)
     is_even = torch.arange(64).view(-1, 1).add(torch.arange(64)).flatten() % 2 == 0
     assert math.isclose(problem.error(black), colours[is_even].square().mean().item(), rel_tol=1e-6)
-
-
-def test_features_have_the_deviation_of_their_run():
-    runs = [CoordinateRun("", "none", network="fourier", deviation=deviation) for deviation in (None, 6.0)]
-    plain, wide = (Fit(run).model() for run in runs)
-    assert torch.equal(wide[0].projections, 2 * plain[0].projections)
 
 
 def test_rows_that_count_are_the_derivatives_of_what_a_layer_reads():
@@ -144,8 +139,3 @@ def test_terms_are_half_the_loss_of_the_points_that_a_step_reads(optimizer, coun
     assert len(x) == len(y) == count
     half = vmap(lambda *sample: residual(model, *sample))(x, y).square().mean() / 2
     assert batch.loss(model, None).item() == pytest.approx(2 * half.item(), rel=1e-12)
-
-
-def test_process_has_learned_more_from_more_points():
-    few, many = (gaussian_process("friedman2", count, 1)["error"][0] for count in (20, 100))
-    assert many < 0.2 * few < 0.2

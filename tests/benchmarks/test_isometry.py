@@ -8,7 +8,6 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
-from benchmarks.problems import isometry
 from benchmarks.studies import isometry_depth as depth
 from benchmarks.studies import isometry_training as training
 
@@ -20,8 +19,8 @@ def random_networks():
 
 @pytest.fixture(scope="module")
 def trained(few):
-    results = [isometry.train(name, "few", 4, [40] * 10) for name in ("tanh", "ReLU", "GELU")]
-    return [*results, isometry.train("tanh", "few", 4, [40] * 2, 1)]
+    results = [training.train(name, "few", 4, [40] * 10) for name in ("tanh", "ReLU", "GELU")]
+    return [*results, training.train("tanh", "few", 4, [40] * 2, 1)]
 
 
 def test_all_variants_start_at_the_gap_of_the_correlation(random_networks):
@@ -76,17 +75,17 @@ def test_training_measures_every_layer_but_the_outputs_at_both_ends(trained):
 
 
 def test_batches_hold_every_sample_once_an_epoch():
-    epoch = torch.cat(list(islice(isometry.batches(20, 6, seed=0), 3)))
+    epoch = torch.cat(list(islice(training.batches(20, 6, seed=0), 3)))
     assert len(epoch.unique()) == 18
-    again = torch.cat(list(islice(isometry.batches(20, 6, seed=0), 6)))
+    again = torch.cat(list(islice(training.batches(20, 6, seed=0), 6)))
     assert torch.equal(again[:18], epoch)
     assert not torch.equal(again[18:], epoch)
 
 
 def test_fewer_samples_than_a_batch_are_refused(few, monkeypatch):
-    monkeypatch.setattr(isometry, "BATCH_SIZE", 65)
+    monkeypatch.setattr(training, "BATCH_SIZE", 65)
     with pytest.raises(ValueError, match="few has 64 training samples, fewer than a batch of 65"):
-        isometry.train("tanh", "few", 2, [40] * 10)
+        training.train("tanh", "few", 2, [40] * 10)
 
 
 def test_widths_are_compared_on_the_same_samples(few, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Divergence along runs: what is measured is the real step's, and ranks are those of the numbers."""
+"""Divergence of one step and along runs: what is measured is the real step's, and ranks are those of the numbers."""
 
 import pytest
 import torch
@@ -44,3 +44,25 @@ def test_command_follows_the_runs_of_a_file(tmp_path, capsys):
     assert found["settings"] == {**followed["settings"], "seeds": [0], "backend": "loop", "validation": False}
     assert main(command) == 0  # it is there
     assert "affine-like" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def compared(few):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "WARM_UP", 2)
+        measured = mechanism.compare("few", batches=2, uneven=2, timed_rounds=2)
+        yield measured
+
+
+def test_every_method_is_measured_at_both_stages_and_theory_holds(compared):
+    assert list(compared["subjects"]) == list(mechanism.SUBJECTS)
+    assert compared["sizes"] == [32, 32, 32, 3]
+    for subject in compared["subjects"].values():
+        for stage in compared["stages"]:
+            assert len(subject[stage]["layers"]) == 3
+    wanted = {"proportional": 1, "disproportional": 1, "affine-like": 1, "norm-like": 2, "L2 norm": 2}
+    for name, gain in wanted.items():
+        for layer in compared["subjects"][name]["trained"]["layers"]:
+            assert layer["gain"] == pytest.approx([gain] * 3, rel=1e-5)  # float32
+    assert compared["subjects"]["none"]["start"]["layers"][0]["gain"][1] > 2
+    assert all(compared["subjects"][name]["start"]["not_downhill"] == 0 for name in ("none", "batch-ideal, 0.3"))

@@ -13,7 +13,6 @@ from benchmarks.data import Dataset
 from benchmarks.ensemble import epoch_orders, train
 from benchmarks.grids import OF_PAPER
 from benchmarks.methods import METHODS
-from benchmarks.problems import isometry
 from benchmarks.problems.images import DEPARTURES, ImageRun, build_model, depart
 from benchmarks.studies import isometry_training
 
@@ -193,7 +192,7 @@ def test_presets_have_the_papers_sizes(study, tmp_path):
 
 def test_isometry_trains_norm_linear_activation(tmp_path):
     torch.manual_seed(0)
-    model = isometry.network("tanh", 300, 10, [200] * 10).double()
+    model = isometry_training.network("tanh", 300, 10, [200] * 10).double()
     x = torch.randn(4, 300, dtype=torch.float64)
     wanted = x
     layers = [layer for layer in model if isinstance(layer, nn.Linear)]
@@ -205,7 +204,7 @@ def test_isometry_trains_norm_linear_activation(tmp_path):
         assert layer.weight.std().item() == pytest.approx(layer.in_features**-0.5, rel=0.05)
         assert not layer.bias.any()
     torch.testing.assert_close(model(x), wanted, rtol=0, atol=1e-10)
-    assert (isometry.BATCH_SIZE, isometry.LR) == (512, 0.01)
+    assert (isometry_training.BATCH_SIZE, isometry_training.LR) == (512, 0.01)
     paper = isometry_training.TrainingOptions()
     assert (paper.layers[0], paper.width, paper.steps) == (10, 1000, 9 * (50_000 // 512))
 

@@ -14,11 +14,11 @@ from benchmarks.problems.streams import (
     Stream,
     by_running_rms,
     relative_error,
+    run_of,
     share,
     signal_of,
     train,
 )
-from benchmarks.studies.streams import run_of
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +52,6 @@ def test_overshooting_bound_is_that_of_the_paper(target, is_bounded):
     got = rate * share(rate, [error * g for g in z], error)
     assert got.item() == pytest.approx(wanted, rel=1e-12)
     assert (got.item() < rate) == is_bounded
-
-
-def test_overshooting_bound_without_an_error_is_no_bound():
-    assert share(1.0, [torch.zeros(3)], torch.tensor(0.0)).item() == 1
 
 
 @pytest.mark.parametrize(("arm", "limit"), [("clipped", 1e-3), ("obgd", None)])

@@ -101,4 +101,4 @@ def test_cells_are_the_median_and_range_over_seeds_of_the_settings_chosen_last(t
         return {"settings": {**settings, "lr": lr, "seed": seed}, **measured}
 
     runs = [run(1, 0.5, lr=0.1), run(1, 0.5), run(2, None), run(3, 0.6)]
-    assert "| Adam | 0.60 (0.50 to inf) |" in reported(tmp_path, "surrogates", runs)["name"]
+    assert "| Adam | 0.6 (0.5 to inf) |" in reported(tmp_path, "surrogates", runs)["name"]
