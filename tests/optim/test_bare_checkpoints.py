@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import distributed
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -29,14 +28,7 @@ def adam(model):
     return torch.optim.Adam(model.parameters(), lr=0.1)
 
 
-@pytest.fixture
-def alone():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("one_process")
 def test_a_bare_optimizers_checkpoint_loads_in_part_and_the_wrapper_measures_anew(tmp_path):
     bare = network(5, 8, 8, 3)
     inner = adam(bare)
@@ -55,24 +47,3 @@ def test_a_bare_optimizers_checkpoint_loads_in_part_and_the_wrapper_measures_ane
     other = network(5, 8, 8, 3)
     train(other, Whitened(adam(other), other, every=1), range(6))
     assert not same(weights(other), weights(bare))
-
-
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_a_group_that_is_new_has_no_state_in_a_checkpoint_until_it_steps(kind):
-    """A name of ours would be a state for the bare optimizer, which then lacks its moments."""
-    model = network(5, 8, 8, 3)
-    wrapper = Whitened(kind(model[:3].parameters(), lr=0.1), model)
-    train(model, wrapper, range(3))
-    wrapper.add_param_group({"params": model[4].parameters()})
-    saved = wrapper.state_dict()
-    keys = saved["param_groups"][1]["params"]
-    with_state = kind is torch.optim.AdamW
-    assert (keys[0] in saved["state"]) is not with_state
-    assert len(saved["state"]) == (4 if with_state else 6)
-    bare = kind([{"params": model[:3].parameters()}, {"params": model[4].parameters()}], lr=0.1)
-    bare.load_state_dict(saved)
-    train(model, bare, range(3, 5))
-    other = network(5, 8, 8, 3)
-    resumed = Whitened(kind([{"params": other[:3].parameters()}, {"params": other[4].parameters()}], lr=0.1), other)
-    resumed.load_state_dict(saved)
-    train(other, resumed, range(2))

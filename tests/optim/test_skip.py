@@ -12,7 +12,7 @@ from tests.helpers.loops import adamw, weights
 from tests.helpers.processes import needs_distributed
 from tests.helpers.revive import revived
 from tests.helpers.steps import same, sgd, stepped
-from tests.optim.test_processes import on_cpu, one_process, sharded  # noqa: F401 — a fixture
+from tests.optim.test_processes import on_cpu, sharded
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
 
