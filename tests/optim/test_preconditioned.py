@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from adiv_optim import Preconditioned
 from tests.helpers.cases import relative_error
-from tests.helpers.remembered import memory, remembered, rows_counted
+from tests.helpers.remembered import memory, remembered
 from tests.helpers.steps import same
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -44,20 +44,6 @@ def preconditioned(layer: nn.Linear, rows: Tensor) -> Tensor:
     covariance = rows.mT @ rows / len(rows)
     damped = covariance + 0.1 * covariance.diagonal().mean() * torch.eye(len(covariance))
     return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1).double() @ torch.linalg.inv(damped)
-
-
-def test_rows_of_one_step_are_counted_once_however_its_calls_are_ordered():
-    layer, x = nn.Linear(4, 3), torch.randn(9, 4)
-    optimizer = wrapped(layer)
-    loss = (layer(x[:5]) ** 2).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    (layer(x[5:]) ** 2).sum().backward()
-    with torch.no_grad():
-        layer(100 * x)  # an evaluation before the step
-    optimizer.step()
-    assert rows_counted(optimizer) == {"weight": 9}
-    assert relative_error(given(optimizer), preconditioned(layer, with_one(x))) <= 1e-12
 
 
 def test_what_is_saved_does_not_move_with_the_average():

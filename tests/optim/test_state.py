@@ -223,4 +223,7 @@ def test_settings_that_are_numbers_of_numpy_are_saved_as_pythons():
         optimizer.step()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    optimizer.load_state_dict(torch.load(file))
+    state = torch.load(file)
+    state["param_groups"][0]["lr"] = np.float32(0.5)
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.5
