@@ -14,7 +14,7 @@ from adiv_optim import (
     UnitConsistent,
     Whitened,
 )
-from tests.helpers.steps import network, sgd
+from tests.helpers.steps import BY_CLASS, MAPPING, network, sgd
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -28,13 +28,7 @@ class Lookahead(torch.optim.Optimizer):
         pass
 
 
-WRAP = {
-    "Whitened": Whitened,
-    "InputScaled": InputScaled,
-    "Preconditioned": Preconditioned,
-    "UnitConsistent": lambda inner, model: UnitConsistent(inner, model, example_input=torch.ones(1, 4)),
-}
-each_wrapper = pytest.mark.parametrize("name", WRAP)
+each_wrapper = pytest.mark.parametrize("name", [*MAPPING, "Preconditioned"])
 
 
 @each_wrapper
@@ -43,13 +37,10 @@ def test_they_are_refused_within_with_the_order_that_works(name, between):
     model = network()
     message = rf"^{name} around Lookahead, which holds .* Write Lookahead\({name}\(SGD\(…\), model\), …\)\.$"
     with pytest.raises(ValueError, match=message):
-        WRAP[name](between(Lookahead(sgd(model)), model), model)
+        BY_CLASS[name](between(Lookahead(sgd(model)), model), model)
 
 
-EVERY = {**WRAP, "GradientOnly": lambda inner, model: GradientOnly(inner, model, Proportional())}
-
-
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", BY_CLASS)
 def test_a_class_called_with_parameters_and_a_rate_says_what_to_write(name):
     """As clients call one that take an optimizer's class and keywords."""
     kind = getattr(adiv_optim, name)
@@ -59,11 +50,11 @@ def test_a_class_called_with_parameters_and_a_rate_says_what_to_write(name):
             kind(parameters, lr=0.1)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", BY_CLASS)
 def test_swapped_arguments_are_told_first_and_without_the_model(name):
     model = network()
     with pytest.raises(TypeError) as error:
-        EVERY[name](model, sgd(model))
+        BY_CLASS[name](model, sgd(model))
     hint = f"{name}: These are the arguments in the wrong order: the optimizer comes first, then the model."
     assert str(error.value) == f"{hint} It wraps a torch.optim.Optimizer, found Sequential."
 
@@ -72,7 +63,9 @@ def test_swapped_arguments_are_told_first_and_without_the_model(name):
 def test_weights_without_numbers_are_told_at_the_step(name):
     model = network().to("meta")
     x = torch.ones(3, 4, device="meta")
-    kind = {"UnitConsistent": lambda inner, model: UnitConsistent(inner, model, example_input=x)}.get(name, WRAP[name])
+    kind = {"UnitConsistent": lambda inner, model: UnitConsistent(inner, model, example_input=x)}.get(
+        name, BY_CLASS[name]
+    )
     optimizer = kind(sgd(model), model)
     model(x).sum().backward()
     with pytest.raises(NotImplementedError, match=r"on the meta device has none: .* to_empty\(device=…\)"):
@@ -110,4 +103,4 @@ def test_an_optimizer_dealt_to_processes_is_refused_with_what_shards_instead(nam
     model = network()
     sharded = ZeroRedundancyOptimizer(model.parameters(), SGD, lr=0.1)
     with pytest.raises(ValueError, match=rf"{name} around ZeroRedundancyOptimizer: .*fully_shard"):
-        WRAP[name](sharded, model)
+        BY_CLASS[name](sharded, model)
