@@ -72,6 +72,7 @@ def test_a_bias_that_is_frozen_later_stays_and_its_weight_is_measured_without_it
     assert torch.equal(model.bias, bias)
     assert not torch.equal(model.weight, weight)
     assert optimizer.coverage().treated.keys() == {"weight"}
+    assert optimizer.coverage().skipped == {"bias": "frozen"}
     assert optimizer.coverage().treated["weight"].endswith(", 4 columns")
 
 
