@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 from adiv_optim import InputScaled
 from tests.helpers.proximal import Proximal
@@ -133,15 +132,3 @@ def test_float16_weights_that_underflow_in_the_steps_variables_are_no_zeros():
     layer(torch.full((1, 4), 0.01).half()).sum().backward()
     optimizer.step()
     assert torch.equal(layer.weight, before)
-
-
-def test_layers_that_are_pruned_afterwards_take_the_plain_step_as_those_pruned_before():
-    model = nn.Sequential(nn.Linear(4, 3))
-    optimizer = InputScaled(sgd(model), model)
-    prune.l1_unstructured(model[0], "weight", 0.5)
-    before = model[0].weight_orig.detach().clone()
-    model(torch.full((2, 4), 3.0)).sum().backward()
-    gradient = model[0].weight_orig.grad.clone()
-    optimizer.step()
-    torch.testing.assert_close(model[0].weight_orig, before - 0.1 * gradient)
-    assert optimizer.coverage().skipped["0.weight_orig"] == "not a weight that the layer uses as it is"

@@ -50,15 +50,6 @@ def test_a_class_called_with_parameters_and_a_rate_says_what_to_write(name):
             kind(parameters, lr=0.1)
 
 
-@pytest.mark.parametrize("name", BY_CLASS)
-def test_swapped_arguments_are_told_first_and_without_the_model(name):
-    model = network()
-    with pytest.raises(TypeError) as error:
-        BY_CLASS[name](model, sgd(model))
-    hint = f"{name}: These are the arguments in the wrong order: the optimizer comes first, then the model."
-    assert str(error.value) == f"{hint} It wraps a torch.optim.Optimizer, found Sequential."
-
-
 @each_wrapper
 def test_weights_without_numbers_are_told_at_the_step(name):
     model = network().to("meta")

@@ -81,18 +81,6 @@ def test_low_rank_root_is_that_of_the_matrix_whose_other_eigenvalues_are_their_m
     assert (wanted[0] - inverse_root(matrix, ridge)).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("stack", [(), (3,)])
-def test_nystroems_approximation_is_taken_apart(stack):
-    matrix, basis = covariance(*stack), torch.linalg.qr(torch.randn(*stack, 24, 5)).Q
-    sketch = matrix @ basis
-    wanted = sketch @ torch.linalg.pinv(basis.mT @ sketch) @ sketch.mT
-    values, vectors = subspace_iteration(sketch, basis, matrix.diagonal(dim1=-2, dim2=-1).mean(-1))
-    found = (vectors * values[..., None, :]) @ vectors.mT
-    assert (found - wanted).abs().max() <= 1e-12
-    assert (vectors.mT @ vectors - torch.eye(5)).abs().max() <= 1e-12
-    assert (found - matrix).abs().max() > 1e-3  # an approximation, where A has more eigenvalues
-
-
 @pytest.mark.parametrize("count", [0, 3, 5])
 def test_matrix_of_no_more_eigenvalues_than_columns_is_found_at_once(count):
     x = torch.randn(count, 24)

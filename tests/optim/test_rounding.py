@@ -6,7 +6,7 @@ from torch import nn
 
 from adiv_optim import Whitened
 from tests.helpers.remembered import covariance_of
-from tests.helpers.steps import BY_COVARIANCE
+from tests.helpers.steps import BY_COVARIANCE, stepped
 
 
 @pytest.mark.parametrize("alive", [21, 1])  # the eigenvectors that a rank tells apart are fewer, or more
@@ -17,11 +17,7 @@ def test_weights_of_inputs_that_are_always_zero_stay_where_they_are(wrap, alive)
     dead[torch.nonzero(~dead)[alive:]] = True
     x[:, dead] = 0
     before = layer.weight.detach().clone()
-    opt = wrap(torch.optim.Adam(layer.parameters(), lr=1e-3), layer)
-    for _ in range(40):
-        opt.zero_grad()
-        (layer(x) - x[:, 1:9]).square().mean().backward()
-        opt.step()
+    stepped(layer, wrap(torch.optim.Adam(layer.parameters(), lr=1e-3), layer), *[x] * 40)
     assert torch.equal(layer.weight[:, dead], before[:, dead])
     assert (layer.weight - before)[:, ~dead].abs().min() > 0
 

@@ -1,6 +1,5 @@
 """`state` is the inner optimizer's own mapping: programs that read it, reset it or move moments in it find torch's."""
 
-import io
 from collections import defaultdict
 from typing import Any
 
@@ -183,14 +182,9 @@ def test_resume_is_exact_for_a_layer_that_was_seen_before_it_trained(name: str, 
 def test_settings_that_are_numbers_of_numpy_are_saved_as_pythons():
     layer = nn.Linear(20, 3)
     settings = {"rank": np.int64(4), "max_dim": np.int64(30), "decay": np.float32(0.5)}
-    optimizer, file = Whitened(SGD(layer.parameters(), lr=0.1, momentum=0.9), layer, **settings), io.BytesIO()
-    for _ in range(3):
-        optimizer.zero_grad()
-        layer(torch.randn(4, 20)).sum().backward()
-        optimizer.step()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file)
+    optimizer = Whitened(SGD(layer.parameters(), lr=0.1, momentum=0.9), layer, **settings)
+    stepped(layer, optimizer, inputs(0, 4, 20))
+    state = through_a_file(optimizer.state_dict())
     state["param_groups"][0]["lr"] = np.float32(0.5)
     optimizer.load_state_dict(state)
     assert optimizer.param_groups[0]["lr"] == 0.5

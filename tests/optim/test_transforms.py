@@ -128,29 +128,27 @@ def test_covariance_of_a_mapped_convolution_is_that_of_all_samples(name):
     assert relative_error(found, wanted) <= 1e-13
 
 
-def test_tangents_of_forward_mode_leave_the_sums():
-    layer, x = nn.Linear(3, 2), torch.rand(4, 3)
-    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
-    with forward_ad.dual_level():
-        layer(forward_ad.make_dual(x, torch.ones_like(x)))
-        for p in layer.parameters():
-            p.grad = torch.ones_like(p)
-        optimizer.step()
-        kept = memory(optimizer)
-        assert all(forward_ad.unpack_dual(part).tangent is None for part in kept)
-    plain = nn.Linear(3, 2)
-    other = Whitened(torch.optim.SGD(plain.parameters(), lr=0.1), plain)
-    plain(x).sum().backward()
-    other.step()
-    assert same(kept, memory(other))
-
-
 def rows_of_a_step(layer: nn.Linear, optimizer: Whitened) -> float:
     """How many rows count in a step that is taken now."""
     for p in layer.parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
     return rows_counted(optimizer)["weight"]
+
+
+def test_tangents_of_forward_mode_leave_the_sums():
+    x, kept = torch.rand(4, 3), []
+    for with_tangent in (True, False):
+        layer = nn.Linear(3, 2)
+        optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+        with forward_ad.dual_level():
+            output = layer(forward_ad.make_dual(x, torch.ones_like(x)) if with_tangent else x)
+            if not with_tangent:
+                output.sum().backward()
+            assert rows_of_a_step(layer, optimizer) == 4
+            kept.append(memory(optimizer))
+            assert all(forward_ad.unpack_dual(part).tangent is None for part in kept[-1])
+    assert same(*kept)
 
 
 @pytest.mark.parametrize("inputs_too", [True, False])
