@@ -30,6 +30,7 @@ def test_float16_is_summed_in_float32():
     layer(100 * torch.randn(9, 6).half()).sum().backward()  # squares add up beyond the largest float16
     optimizer.step()
     assert remembered(optimizer)["weight"]["0"].dtype == torch.float32
+    assert "weight" in optimizer.coverage().treated
     assert all(p.dtype == torch.float16 and bool(p.isfinite().all()) for p in layer.parameters())
 
 

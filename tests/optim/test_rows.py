@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Proportional, Whitened, attach
+from adiv_optim import InputScaled, Proportional, Whitened, attach
 from adiv_optim.layers import NormLikeLinear
 from tests.helpers.cases import relative_error
 from tests.helpers.remembered import covariance_of, memory, rows_counted
@@ -171,5 +171,6 @@ def test_a_layer_without_features_trains_its_bias(wrapper):
     found = optimizer.coverage()
     assert found.skipped["0.weight"] == "without entries"
     assert "2.weight" in found.treated
+    assert ("1.bias" in found.treated) == (wrapper is not InputScaled)
     assert (model[1].bias != 1).all()
     assert all(parameter.isfinite().all() for parameter in model.parameters())
