@@ -1,4 +1,4 @@
-"""InputScaled beside its formula, which the fuzzer has: limits, reports, and weights that decay or are pruned."""
+"""InputScaled beside its formula, which the fuzzer has: limits, reports, and weights that are held or land on zero."""
 
 import copy
 

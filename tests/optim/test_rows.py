@@ -77,6 +77,8 @@ def test_a_layer_of_another_package_is_named_in_full_with_the_remedy():
         "that class makes them known"
     )
     assert found["2.weight"] == "LayerNorm is not a layer whose rows are known"
+    with pytest.raises(ValueError, match=r"found modules of type .*torch_geometric\.nn\.dense\.linear\.Linear"):
+        attach(model[1:], Proportional())
     kind.input_rows = lambda self, input: input
     assert "1.weight" in Whitened(sgd(model), model).coverage().never_seen
 
