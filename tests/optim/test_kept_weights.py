@@ -7,11 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from adiv_optim import (
-    ChainedOptimizer,
-    InputScaled,
-    Whitened,
-)
+from adiv_optim import ChainedOptimizer, InputScaled, Whitened
 from tests.helpers.steps import BY_CLASS, MAPPING, inputs, network, sgd, stepped, weights
 
 pytestmark = pytest.mark.usefixtures("in_float64")

@@ -6,14 +6,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import SGD
 
 import adiv_optim
-from adiv_optim import (
-    GradientOnly,
-    InputScaled,
-    Preconditioned,
-    Proportional,
-    UnitConsistent,
-    Whitened,
-)
+from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
 from tests.helpers.steps import BY_CLASS, MAPPING, network, sgd
 
 
@@ -54,10 +47,10 @@ def test_a_class_called_with_parameters_and_a_rate_says_what_to_write(name):
 def test_weights_without_numbers_are_told_at_the_step(name):
     model = network().to("meta")
     x = torch.ones(3, 4, device="meta")
-    kind = {"UnitConsistent": lambda inner, model: UnitConsistent(inner, model, example_input=x)}.get(
-        name, BY_CLASS[name]
-    )
-    optimizer = kind(sgd(model), model)
+    if name == "UnitConsistent":
+        optimizer = UnitConsistent(sgd(model), model, example_input=x)
+    else:
+        optimizer = BY_CLASS[name](sgd(model), model)
     model(x).sum().backward()
     with pytest.raises(NotImplementedError, match=r"on the meta device has none: .* to_empty\(device=…\)"):
         optimizer.step()
