@@ -25,7 +25,7 @@ MAPPING = ("Whitened", "InputScaled", "UnitConsistent")
 BY_COVARIANCE: dict[str, Callable[..., Any]] = {
     "whole": Whitened,
     "blocks": partial(Whitened, max_dim=4),
-    "rank": partial(Whitened, rank=2),
+    "rank": partial(Whitened, rank=3),
     "inverse": Preconditioned,
 }
 each_by_inputs = pytest.mark.parametrize("wrapper", [Whitened, Preconditioned, InputScaled])

@@ -36,6 +36,13 @@ def test_a_transform_over_parameters_counts_as_any_pass_with_gradients(wrapper):
 
 
 @each_by_inputs
+def test_gradients_of_before_the_wrapper_say_nothing(wrapper):
+    model = network()
+    model(inputs(0)).sum().backward()
+    assert {"0.weight", "2.weight"} <= wrapper(sgd(model), model).coverage().never_seen.keys()
+
+
+@each_by_inputs
 def test_a_pass_in_inference_mode_is_not_counted_even_with_gradients_enabled(wrapper):
     model = network()
     optimizer = wrapper(sgd(model), model)
