@@ -49,10 +49,8 @@ def by_inputs(kind: type, **settings: Any) -> Wrapper:
     return Wrapper(lambda inner, model, example, **given: kind(inner, model, **given), settings)
 
 
-def unit_consistent(
-    inner: Optimizer, model: nn.Module, example: Tensor, every: int, graph: gauge.ChannelGraph | None = None
-) -> UnitConsistent:
-    return UnitConsistent(inner, model, gauge=gauge.NetworkGauge(every=every), example_input=example, graph=graph)
+def unit_consistent(inner: Optimizer, model: nn.Module, example: Tensor, every: int, **given: Any) -> UnitConsistent:
+    return UnitConsistent(inner, model, gauge=gauge.NetworkGauge(every=every), example_input=example, **given)
 
 
 WRAPPERS = {

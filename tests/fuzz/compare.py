@@ -59,28 +59,16 @@ def _unit_consistent(draw: random.Random) -> Settings:
     }  # fmt: skip
 
 
-#: Of every wrapper the settings that a seed draws; none where it has none.
-SETTINGS: dict[str, Callable[[random.Random], Settings]] = {
-    "proportional": lambda draw: {},
-    "disproportional": lambda draw: {},
-    "batch-ideal": _batch_ideal,
-    "input-scaled": _input_scaled,
-    "preconditioned": _preconditioned,
-    "unit-consistent": _unit_consistent,
-    "whitened": _whitened,
-    "whitened-rank": _whitened_rank,
-}
-
-
-METHODS: dict[str, Callable[..., Method]] = {
-    "proportional": Proportional,
-    "disproportional": Disproportional,
-    "batch-ideal": BatchIdeal,
-    "input-scaled": InputScaled,
-    "preconditioned": Preconditioned,
-    "unit-consistent": UnitConsistent,
-    "whitened": Whitened,
-    "whitened-rank": Whitened,
+#: Every wrapper by hand, and the settings that a seed draws for it.
+BY_HAND: dict[str, tuple[Callable[..., Method], Callable[[random.Random], Settings]]] = {
+    "proportional": (Proportional, lambda draw: {}),
+    "disproportional": (Disproportional, lambda draw: {}),
+    "batch-ideal": (BatchIdeal, _batch_ideal),
+    "input-scaled": (InputScaled, _input_scaled),
+    "preconditioned": (Preconditioned, _preconditioned),
+    "unit-consistent": (UnitConsistent, _unit_consistent),
+    "whitened": (Whitened, _whitened),
+    "whitened-rank": (Whitened, _whitened_rank),
 }
 
 
@@ -100,7 +88,7 @@ def wrapped(
 
 def drawn(name: str, seed: int) -> Settings:
     """The wrapper's settings of a seed."""
-    return SETTINGS[name](random.Random(f"settings {seed}"))
+    return BY_HAND[name][1](random.Random(f"settings {seed}"))
 
 
 def deviation(name: str, seed: int) -> float:
@@ -117,7 +105,7 @@ def path_deviation(name: str, model: Network, training: Training, settings: Sett
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # most random networks are hard to treat
         twin = copy.deepcopy(model)
-        method = METHODS[name](twin, training, **settings)
+        method = BY_HAND[name][0](twin, training, **settings)
         optimizer = wrapped(name, training.optimizer(model), model, training.inputs[0], settings)
         start = {path: p.detach().clone() for path, p in model.named_parameters()}
         least = ROUNDING * max(float(p.abs().max()) for p in start.values())

@@ -16,6 +16,7 @@ from tests.fuzz.networks import Network, Step
 from tests.fuzz.trainings import Training
 from tests.helpers import torch_database
 from tests.helpers.seeds import manual_seed
+from tests.helpers.steps import weights
 from tests.wrappers import WRAPPERS
 
 #: LBFGS is refused, ASGD by wrappers that map weights, and SparseAdam takes no dense gradients: all have other tests.
@@ -160,10 +161,6 @@ def train(optimizer: Any, training: Training, steps: range) -> list[Tensor]:
     for step in steps:
         compare.take_step(optimizer, optimizer.model, training, step % len(training.inputs))
     return weights(optimizer.model)
-
-
-def weights(model: nn.Module) -> list[Tensor]:
-    return [p.detach().clone() for p in model.parameters()]
 
 
 def identical(one: list[Tensor], other: list[Tensor]) -> bool:

@@ -1,6 +1,7 @@
 """A small network, and steps on it, for tests of what a wrapper does at a step."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -9,8 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from adiv_optim import InputScaled, Preconditioned, Whitened
+from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
 
+#: Wrappers by the names of their classes, around an optimizer of `network`; and of those the ones that map weights.
+BY_CLASS: dict[str, Callable[..., Any]] = {
+    "Whitened": Whitened,
+    "InputScaled": InputScaled,
+    "UnitConsistent": lambda inner, model: UnitConsistent(inner, model, example_input=torch.ones(1, 4)),
+    "Preconditioned": Preconditioned,
+    "GradientOnly": lambda inner, model: GradientOnly(inner, model, Proportional()),
+}
+MAPPING = ("Whitened", "InputScaled", "UnitConsistent")
+#: What is kept of a covariance: all of it, its blocks, a rank, its inverse.
+BY_COVARIANCE: dict[str, Callable[..., Any]] = {
+    "whole": Whitened,
+    "blocks": partial(Whitened, max_dim=4),
+    "rank": partial(Whitened, rank=3),
+    "inverse": Preconditioned,
+}
 each_by_inputs = pytest.mark.parametrize("wrapper", [Whitened, Preconditioned, InputScaled])
 
 

@@ -1,11 +1,11 @@
 """Networks and optimizers for tests of UnitConsistent."""
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from adiv_optim import UnitConsistent, gauge
 from tests.helpers.gauge_models import mlp
+from tests.helpers.loops import train as train
 from tests.helpers.seeds import manual_seed
 
 OPTIMIZERS = {
@@ -17,13 +17,6 @@ OPTIMIZERS = {
 }
 
 GAUGES = {"network": gauge.NetworkGauge(), "layer": gauge.LayerGauge()}
-
-
-def train(model: nn.Module, optimizer, batches: list[tuple[Tensor, Tensor]]) -> None:
-    for x, y in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
 
 
 def batches_for(shape: tuple[int, ...], steps: int) -> list[tuple[Tensor, Tensor]]:

@@ -1,78 +1,35 @@
 """A checkpoint that torch.distributed.checkpoint has of a bare optimizer goes into a wrapper."""
 
+from typing import Any
+
 import pytest
-import torch
-from torch import distributed
+from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import set_state_dict
+from torch.optim import Adam
 
 from adiv_optim import Whitened
-from tests.helpers.steps import network, same, weights
+from tests.helpers.checkpoints import save, state
+from tests.helpers.steps import inputs, network, same, stepped
 
-pytestmark = pytest.mark.usefixtures("in_float64")
-
-
-def state(model, optimizer):
-    parts = get_state_dict(model, optimizer)
-    return dict(zip(("model", "optimizer"), parts, strict=True))
+pytestmark = pytest.mark.usefixtures("in_float64", "one_process")
 
 
-def train(model, optimizer, steps):
-    for step in steps:
-        optimizer.zero_grad()
-        x = torch.randn(12, 5, generator=torch.Generator().manual_seed(step))
-        torch.nn.functional.cross_entropy(model(x), torch.arange(12) % 3).backward()
-        optimizer.step()
+def built(wrap: bool) -> tuple[nn.Module, Any]:
+    model = network()
+    inner = Adam(model.parameters(), lr=0.1)
+    return model, Whitened(inner, model, every=1) if wrap else inner
 
 
-def adam(model):
-    return torch.optim.Adam(model.parameters(), lr=0.1)
-
-
-@pytest.fixture
-def alone():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
 def test_a_bare_optimizers_checkpoint_loads_in_part_and_the_wrapper_measures_anew(tmp_path):
-    bare = network(5, 8, 8, 3)
-    inner = adam(bare)
-    train(bare, inner, range(3))
-    checkpoint.save(state(bare, inner), checkpoint_id=tmp_path)
-    model = network(5, 8, 8, 3)
-    wrapper = Whitened(adam(model), model, every=1)  # torch has it take a step for its state, which counts
-    found = state(model, wrapper)
+    (bare, inner), (model, wrapper), whole = built(False), built(True), built(True)
+    stepped(bare, inner, *map(inputs, range(3)))
+    save(bare, inner, tmp_path)
+    found = state(model, wrapper)  # torch has it take a step for its state, which counts
     with pytest.raises(checkpoint.api.CheckpointException, match=r"adiv_optim\."):
         checkpoint.load(found, checkpoint_id=tmp_path)
     checkpoint.load(found, checkpoint_id=tmp_path, planner=checkpoint.DefaultLoadPlanner(allow_partial_load=True))
     set_state_dict(model, wrapper, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
-    train(model, wrapper, range(3, 6))
-    train(bare, Whitened(inner, bare, every=1), range(3, 6))  # around the optimizer itself
-    assert same(weights(model), weights(bare))
-    other = network(5, 8, 8, 3)
-    train(other, Whitened(adam(other), other, every=1), range(6))
-    assert not same(weights(other), weights(bare))
-
-
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_a_group_that_is_new_has_no_state_in_a_checkpoint_until_it_steps(kind):
-    """A name of ours would be a state for the bare optimizer, which then lacks its moments."""
-    model = network(5, 8, 8, 3)
-    wrapper = Whitened(kind(model[:3].parameters(), lr=0.1), model)
-    train(model, wrapper, range(3))
-    wrapper.add_param_group({"params": model[4].parameters()})
-    saved = wrapper.state_dict()
-    keys = saved["param_groups"][1]["params"]
-    with_state = kind is torch.optim.AdamW
-    assert (keys[0] in saved["state"]) is not with_state
-    assert len(saved["state"]) == (4 if with_state else 6)
-    bare = kind([{"params": model[:3].parameters()}, {"params": model[4].parameters()}], lr=0.1)
-    bare.load_state_dict(saved)
-    train(model, bare, range(3, 5))
-    other = network(5, 8, 8, 3)
-    resumed = Whitened(kind([{"params": other[:3].parameters()}, {"params": other[4].parameters()}], lr=0.1), other)
-    resumed.load_state_dict(saved)
-    train(other, resumed, range(2))
+    wanted = stepped(bare, Whitened(inner, bare, every=1), *map(inputs, range(3, 6)))  # around the optimizer itself
+    assert same(stepped(model, wrapper, *map(inputs, range(3, 6))), wanted)
+    assert not same(stepped(*whole, *map(inputs, range(6))), wanted)

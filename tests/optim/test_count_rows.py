@@ -61,14 +61,3 @@ def test_all_positions_of_sequences_are_among_the_rows():
     assert len(rows.unique()) == count
     assert rows.remainder(length).bincount(minlength=length).min() >= count // length // 2
     assert torch.arange(0, 8 * count, 8).remainder(length).bincount(minlength=length).min() == 0  # at even steps
-
-
-def test_rows_of_another_precision_are_copied_a_quarter_at_a_time(monkeypatch):
-    monkeypatch.setattr("adiv_optim.functional.patches.PATCH_NUMBERS", 8)
-    layer, x = nn.Linear(5, 3), torch.randn(16, 5)
-    (whole,), quarters = (
-        [part.unfold() for part in patches_of(layer, x).slices(dtype)] for dtype in (torch.float64, torch.float32)
-    )
-    assert whole.data_ptr() == x.data_ptr()
-    assert [rows.shape for rows in quarters] == [(1, 4, 5)] * 4
-    assert torch.equal(torch.cat(quarters, 1), whole.float())

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import InputScaled, Preconditioned, UnitConsistent, gauge
 from tests.helpers.seeds import manual_seed
+from tests.helpers.steps import weights
 from tests.wrappers import WRAPPERS
 
 ROUTES = {
@@ -87,10 +88,6 @@ def again(optimizer: Any) -> Any:
     return copied
 
 
-def values(optimizer: Any) -> list[Tensor]:
-    return [p.detach().clone() for p in optimizer.model.parameters()]
-
-
 def gradients(optimizer: Any) -> list[Tensor]:
     return [p.grad.clone() for p in optimizer.model.parameters()]
 
@@ -104,10 +101,10 @@ def is_mapped(optimizer: Any) -> list[bool]:
 def outcomes(wrap: Any, inner: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     """For each treated weight what it may be after a step that may have ended early; and the gradients."""
     optimizer = ready(wrap, inner)
-    before, grads = values(optimizer), gradients(optimizer)
+    before, grads = weights(optimizer.model), gradients(optimizer)
     allowed = [before]
     optimizer.step()
-    allowed.append(values(optimizer))
+    allowed.append(weights(optimizer.model))
     # AdamW itself writes a weight twice: what no map treats it may leave between the two.
     treated = is_mapped(optimizer)
     assert any(treated) or wrap is ROUTES["preconditioned"]
@@ -117,7 +114,7 @@ def outcomes(wrap: Any, inner: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
 
 def assert_old_or_new(optimizer: Any, allowed: list[list[Tensor]], grads: list[Tensor]) -> None:
     """All treated weights are as before the step, or all as after one that was taken."""
-    treated = [(found, own) for found, own in zip(values(optimizer), allowed, strict=True) if own]
+    treated = [(found, own) for found, own in zip(weights(optimizer.model), allowed, strict=True) if own]
     states = range(len(treated[0][1])) if treated else ()
     assert not treated or any(all(torch.equal(found, own[state]) for found, own in treated) for state in states)
     assert all(torch.equal(a, b) for a, b in zip(gradients(optimizer), grads, strict=True))

@@ -7,16 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Preconditioned, Whitened
 from tests.helpers.cases import relative_error
 from tests.helpers.processes import needs_distributed, on_processes
+from tests.helpers.steps import BY_COVARIANCE
 
-WRAPPERS: dict[str, Callable[..., Any]] = {
-    "whitened": Whitened,
-    "blocks": lambda *given, **options: Whitened(*given, max_dim=4, **options),
-    "rank": lambda *given, **options: Whitened(*given, rank=2, **options),
-    "preconditioned": Preconditioned,
-}
 #: What the second process does with its half of a batch; or an interrupt of both, which then call step() again.
 CASES = ("sees its rows", "is not called", "sees no rows", "finds other signs", "is interrupted")
 
@@ -47,7 +41,7 @@ def interrupted(matrix: Tensor) -> Any:
 def on_each(rank: int) -> dict[tuple[str, str], dict[str, Tensor]]:
     """The weights after three steps on gradients that are added up, by wrapper and case."""
     found = {}
-    for name, kind in WRAPPERS.items():
+    for name, kind in BY_COVARIANCE.items():
         for case in CASES:
             model, optimizer = built(kind)
             real = torch.linalg.eigh
@@ -60,7 +54,7 @@ def on_each(rank: int) -> dict[tuple[str, str], dict[str, Tensor]]:
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                     torch.distributed.all_reduce(p.grad)
-                if case == "is interrupted" and seed == 1 and name != "preconditioned":
+                if case == "is interrupted" and seed == 1 and name != "inverse":
                     torch.linalg.eigh = interrupted
                     with pytest.raises(KeyboardInterrupt):
                         optimizer.step()
@@ -74,7 +68,7 @@ def on_each(rank: int) -> dict[tuple[str, str], dict[str, Tensor]]:
 @needs_distributed
 def test_two_processes_are_one_on_the_joined_batch(tmp_path, in_float64):
     found = on_processes(2, on_each, tmp_path)
-    for name, kind in WRAPPERS.items():
+    for name, kind in BY_COVARIANCE.items():
         model, optimizer = built(kind)
         start = model.state_dict()["0.weight"].clone()
         for seed in range(3):

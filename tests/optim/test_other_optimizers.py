@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 
 from adiv_optim import Whitened
@@ -42,21 +42,15 @@ def test_the_optimizer_inside_steps_with_its_own_state_alone_and_takes_what_is_s
     stepped(model, bare, inputs(4))
 
 
-class Turns(nn.Module):
-    """Two heads that take turns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.heads = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
-
-    def forward(self, x: Tensor, head: int) -> Tensor:
-        return self.heads[head](x)
+def heads() -> nn.ModuleList:
+    """Two that take turns."""
+    torch.manual_seed(0)
+    return nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
 
 
-def taken(model: Turns, optimizer: Any, x: Tensor, head: int) -> None:
+def taken(model: nn.ModuleList, optimizer: Any, head: int) -> None:
     optimizer.zero_grad()
-    model(x, head).square().sum().backward()
+    model[head](torch.eye(4)).square().sum().backward()
     optimizer.step()
 
 
@@ -64,26 +58,26 @@ def taken(model: Turns, optimizer: Any, x: Tensor, head: int) -> None:
 def test_rows_that_zero_grad_has_dropped_do_not_wait_for_their_layers_turn(wrapper):
     found = []
     for size in (0.0, 1000.0):
-        model = Turns()
+        model = heads()
         optimizer = wrapper(sgd(model), model, every=1)
         if size:
-            model(size * torch.ones(8, 4), 1).sum().backward()  # a step that is skipped
-        taken(model, optimizer, torch.eye(4), 0)
-        taken(model, optimizer, torch.eye(4), 1)
+            model[1](size * torch.ones(8, 4)).sum().backward()  # a step that is skipped
+        taken(model, optimizer, 0)
+        taken(model, optimizer, 1)
         found.append(weights(model))
     assert same(*found)
 
 
 def test_a_layer_that_is_first_called_after_a_resume_is_not_said_to_be_used_without_a_call():
-    model = Turns()
+    model = heads()
     optimizer = Whitened(sgd(model, lr=0.01), model, every=10)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(5):
-            taken(model, optimizer, torch.eye(4), 0)
-        twin = Turns()
+            taken(model, optimizer, 0)
+        twin = heads()
         resumed = Whitened(sgd(twin, lr=0.01), twin, every=10)
         resumed.load_state_dict(optimizer.state_dict())
         for _ in range(3):
-            taken(twin, resumed, torch.eye(4), 1)
-    assert resumed.coverage().never_seen["heads.1.weight"] == "nothing measured yet, 5 columns"
+            taken(twin, resumed, 1)
+    assert resumed.coverage().never_seen["1.weight"] == "nothing measured yet, 5 columns"

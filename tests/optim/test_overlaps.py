@@ -6,19 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened
 from adiv_optim.rows.models import overlaps
 from tests.helpers.steps import inputs, same, sgd, stepped
+from tests.wrappers import REMEMBERING, WRAPPERS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
+each_that_remembers = pytest.mark.parametrize("name", REMEMBERING)
 
-WRAPPERS = {
-    "whitened": lambda model: Whitened(sgd(model), model),
-    "preconditioned": lambda model: Preconditioned(sgd(model), model),
-    "input-scaled": lambda model: InputScaled(sgd(model), model, floor=0.1),
-    "unit-consistent": lambda model: UnitConsistent(sgd(model), model, example_input=inputs(0)),
-}
-each = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+
+def wrapped(name: str, model: nn.Module) -> Any:
+    """The wrapper around SGD, with the weights treated at its first step."""
+    options = {"floor": 0.1} if name == "input-scaled" else {}
+    return WRAPPERS[name](sgd(model), model, inputs(0), **options)
 
 
 def autoencoder() -> nn.Sequential:
@@ -35,53 +34,40 @@ def tie(model: nn.Sequential) -> None:
     model[2].weight.data = model[0].weight.data.t()
 
 
-@each
+@each_that_remembers
+@pytest.mark.parametrize("since", [0, 1])
 @pytest.mark.filterwarnings("ignore:.*treats less than half")
-def test_tied_by_data_they_step_as_with_the_bare_optimizer_and_say_so(wrap: Any):
+def test_tied_by_data_they_step_as_with_the_bare_optimizer_and_say_so(name: str, since: int):
+    """From the start, or from the first step after they were tied."""
     model, bare = autoencoder(), autoencoder()
-    tie(model)
-    tie(bare)
-    optimizer = wrap(model)
+    optimizer = None if since == 0 else wrapped(name, model)
     for number in range(4):
+        if number == since:
+            tie(model)
+            tie(bare)
+            optimizer = optimizer or wrapped(name, model)
+        bare.load_state_dict(model.state_dict())
         stepped(model, optimizer, inputs(number))
         stepped(bare, sgd(bare), inputs(number))
         for place in (0, 2):
-            bare_step, step = (network[place].weight.detach().clone() for network in (bare, model))
-            assert torch.allclose(step, bare_step, rtol=1e-12, atol=0)
-            model.load_state_dict(bare.state_dict())  # the last layer is treated, and takes another step
+            is_plain = torch.allclose(model[place].weight, bare[place].weight, rtol=1e-12, atol=0)
+            assert is_plain == (number >= since)
     coverage = optimizer.coverage()
     assert coverage.skipped["0.weight"] == "it shares its memory with 2.weight"
     assert coverage.skipped["2.weight"] == "it shares its memory with 0.weight"
 
 
-@each
-def test_tied_after_wrapping_they_step_plainly_from_the_next_step_on(wrap: Any):
-    model, bare = autoencoder(), autoencoder()
-    optimizer = wrap(model)
-    stepped(model, optimizer, inputs(0))
-    assert "0.weight" in optimizer.coverage().treated
-    tie(model)
-    bare.load_state_dict(model.state_dict())
-    tie(bare)
-    stepped(model, optimizer, inputs(1))
-    stepped(bare, sgd(bare), inputs(1))
-    assert torch.allclose(model[0].weight, bare[0].weight, rtol=1e-12, atol=0)
-    assert optimizer.coverage().skipped["0.weight"] == "it shares its memory with 2.weight"
-
-
-@each
-def test_neighbours_in_one_storage_are_treated(wrap: Any):
+@each_that_remembers
+def test_neighbours_in_one_storage_are_treated(name: str):
     """As of libraries that keep all weights in one buffer: no element is in two of them."""
     paths = []
     for flat in (False, True):
         model = autoencoder()
         if flat:
-            buffer = torch.cat([p.detach().flatten() for p in model.parameters()])
-            for parameter, part in zip(
-                model.parameters(), buffer.split([p.numel() for p in model.parameters()]), strict=True
-            ):
-                parameter.data = part.view(parameter.shape)
-        optimizer = wrap(model)
+            buffer = nn.utils.parameters_to_vector(model.parameters()).detach()
+            nn.utils.vector_to_parameters(buffer, model.parameters())
+            assert model[0].bias.untyped_storage().data_ptr() == buffer.data_ptr()
+        optimizer = wrapped(name, model)
         paths.append(stepped(model, optimizer, *map(inputs, range(3))))
         assert "0.weight" in optimizer.coverage().treated
     assert same(*paths)
@@ -104,14 +90,3 @@ def test_ranges_of_addresses_decide():
     reasons = overlaps(parameters)
     assert {name for name, parameter in parameters.items() if id(parameter) in reasons} == common
     assert common == {"all", "within", "crossing", "next", "equal"}
-
-
-def test_a_layer_whose_weight_is_computed_since_wrapping_is_called_plain_and_so_is_its_bias():
-    model = autoencoder()
-    optimizer = Whitened(sgd(model), model)
-    stepped(model, optimizer, inputs(0))
-    nn.utils.parametrize.register_parametrization(model[2], "weight", nn.Tanh())
-    stepped(model, optimizer, inputs(1))
-    coverage = optimizer.coverage()
-    assert {"0.weight", "0.bias"} <= coverage.treated.keys()
-    assert coverage.skipped["2.bias"] == "parametrized"

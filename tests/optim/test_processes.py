@@ -111,14 +111,6 @@ def test_layers_that_other_processes_run_are_not_said_to_be_called_by_nobody(tmp
         }
 
 
-@pytest.fixture
-def one_process():
-    """A process group of this process alone, in which all that needs one can be built."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
 def mesh(*shape: int) -> Any:
     return distributed.device_mesh.init_device_mesh(
         "cpu", shape or (1,), mesh_dim_names=("copies", "data")[-len(shape or (1,)) :]

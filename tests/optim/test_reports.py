@@ -6,19 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import BatchIdeal, GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
-from tests.helpers.steps import each_by_inputs, network, sgd, stepped
+from adiv_optim import BatchIdeal, GradientOnly
+from tests.helpers.steps import BY_CLASS, each_by_inputs, network, sgd, stepped
 
 X = torch.linspace(-1, 1, 32).view(8, 4)
 OUTSIDE = "no parameter of the model that was wrapped"
-WRAPPERS = {
-    "gradient-only": lambda inner, model: GradientOnly(inner, model, Proportional()),
-    "whitened": Whitened,
-    "preconditioned": Preconditioned,
-    "input-scaled": InputScaled,
-    "unit-consistent": lambda inner, model: UnitConsistent(inner, model, example_input=X[:, : model[0].in_features]),
-}
-each_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 
 
 @each_by_inputs
@@ -50,11 +42,11 @@ def test_a_group_that_was_emptied_by_hand_leaves_nothing_to_report(wrapper):
     assert opt.metrics()[f"{name}/treated_elements"] == opt.coverage().element_share >= 24 / 30
 
 
-@each_wrapper
-def test_an_optimizer_that_trains_more_than_the_model_says_so(wrap):
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_an_optimizer_that_trains_more_than_the_model_says_so(name):
     head, body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)), nn.Linear(40, 40)
     with pytest.warns(UserWarning, match=OUTSIDE):
-        opt = wrap(torch.optim.SGD([*head.parameters(), *body.parameters()], lr=0.1), head)
+        opt = BY_CLASS[name](torch.optim.SGD([*head.parameters(), *body.parameters()], lr=0.1), head)
     found = opt.coverage()
     assert sum(found.elements.values()) == sum(p.numel() for m in (head, body) for p in m.parameters())
     assert [name for name, why in found.skipped.items() if why == OUTSIDE] == [
@@ -65,19 +57,19 @@ def test_an_optimizer_that_trains_more_than_the_model_says_so(wrap):
 
 def test_of_an_optimizer_over_the_head_alone_all_wrappers_count_the_same():
     counts = set()
-    for wrap in (WRAPPERS["gradient-only"], Whitened, Preconditioned):
+    for name in ("GradientOnly", "Whitened", "Preconditioned"):
         model = network(4, 6, 3)
-        opt = wrap(sgd(model[2]), model)
+        opt = BY_CLASS[name](sgd(model[2]), model)
         stepped(model, opt, X)
         found = opt.coverage()
         counts.add((tuple(found.treated), tuple(found.elements.items()), found.element_share))
     assert counts == {(("2.weight", "2.bias"), (("2.weight", 18), ("2.bias", 3)), 1.0)}
 
 
-@each_wrapper
-def test_a_head_that_was_replaced_is_told_at_the_first_step_and_once(wrap):
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_a_head_that_was_replaced_is_told_at_the_first_step_and_once(name):
     model = network(4, 6, 3)
-    opt = wrap(sgd(model), model)
+    opt = BY_CLASS[name](sgd(model), model)
     model[2] = nn.Linear(6, 5)
     with pytest.warns(UserWarning, match=r"2\.weight, 2\.bias of Sequential has a gradient .*wrap again"):
         stepped(model, opt, X)
@@ -85,20 +77,20 @@ def test_a_head_that_was_replaced_is_told_at_the_first_step_and_once(wrap):
         stepped(model, opt, X)
 
 
-@each_wrapper
-def test_a_parameter_outside_that_trains_beside_a_part_of_the_model_is_no_sign_of_another(wrap):
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_a_parameter_outside_that_trains_beside_a_part_of_the_model_is_no_sign_of_another(name):
     model, temperature = network(4, 6, 3), nn.Parameter(torch.ones(1))
-    opt = wrap(torch.optim.SGD([*model[0].parameters(), temperature], lr=0.1), model)
+    opt = BY_CLASS[name](torch.optim.SGD([*model[0].parameters(), temperature], lr=0.1), model)
     for _ in range(3):  # warnings are errors
         opt.zero_grad()
         (temperature * model(X)).square().mean().backward()
         opt.step()
 
 
-@each_wrapper
-def test_a_model_that_was_made_anew_is_told_at_the_second_step(wrap):
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_a_model_that_was_made_anew_is_told_at_the_second_step(name):
     model = network(4, 6, 3)
-    opt = wrap(sgd(model), model)
+    opt = BY_CLASS[name](sgd(model), model)
     other = network(4, 6, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -42,18 +42,6 @@ def test_a_pruned_layer_is_refused_at_the_step_and_taken_by_another_wrapper(wrap
 
 
 @each_by_inputs
-def test_a_weight_that_another_shape_has_replaced_is_no_error_in_the_forward_pass(wrapper):
-    model = network()
-    optimizer = wrapper(sgd(model, lr=0.01), model, every=1)
-    for name in ("0.weight", "0.bias", "2.weight"):
-        layer, kind = model.get_submodule(name[0]), name[2:]
-        old = layer.get_parameter(kind).data
-        setattr(layer, kind, nn.Parameter(old[:, KEPT] if name == "2.weight" else old[KEPT]))
-    with pytest.warns(UserWarning, match="takes plain steps"):
-        stepped(model, optimizer, inputs(1, size=2.0))
-
-
-@each_by_inputs
 def test_calls_of_a_part_of_a_network_do_not_count(wrapper):
     """Some hidden units alone, as of a slimmable network: a layer behind them reads fewer columns."""
     model = network()

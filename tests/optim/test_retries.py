@@ -1,25 +1,21 @@
 """A step that ended at any of its operations and is called again: the weights and rows of a run without the fault."""
 
 import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adiv_optim import InputScaled, Preconditioned, Whitened
+from adiv_optim import InputScaled
 from tests.helpers.remembered import memory
-from tests.helpers.steps import inputs, network, same, sgd
+from tests.helpers.steps import BY_COVARIANCE, inputs, network, same, sgd
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
-WRAPPERS: dict[str, Callable[..., Any]] = {
-    "whitened": Whitened,
-    "rank": lambda *given, **options: Whitened(*given, rank=2, **options),
-    "preconditioned": Preconditioned,
-    "held": lambda *given, **options: InputScaled(*given, floor=0.1, hold=True, **options),
-}
+
+WRAPPERS = BY_COVARIANCE | {"held": partial(InputScaled, floor=0.1, hold=True)}
 
 
 class InterruptedAt(TorchDispatchMode):
@@ -49,7 +45,7 @@ def trained(name: str, number: int) -> tuple[list[Tensor], bool]:
         optimizer.zero_grad()
         for seed in (step, 10 + step):
             model(inputs(seed, size=1 + step)).square().mean().backward()
-        if step == 2 and name == "preconditioned":  # which leaves all weights to it
+        if step == 2 and name == "inverse":  # which leaves all weights to it
             optimizer.inner.register_step_pre_hook(lambda *_: setattr(mode, "number", sys.maxsize))
         try:
             if step == 2:

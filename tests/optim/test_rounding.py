@@ -4,30 +4,21 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import Preconditioned, Whitened
+from adiv_optim import Whitened
 from tests.helpers.remembered import covariance_of
-
-WRAPPERS = {
-    "eigh": Whitened,
-    "blocks": lambda inner, model: Whitened(inner, model, max_dim=20),
-    "rank": lambda inner, model: Whitened(inner, model, rank=8),
-    "preconditioned": Preconditioned,
-}
+from tests.helpers.steps import BY_COVARIANCE, stepped
 
 
 @pytest.mark.parametrize("alive", [21, 3])  # the eigenvectors that a rank tells apart are fewer, or more
-@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-def test_weights_of_inputs_that_are_always_zero_stay_where_they_are(wrap, alive):
+@pytest.mark.parametrize("name", BY_COVARIANCE)
+def test_weights_of_inputs_that_are_always_zero_stay_where_they_are(name, alive):
     layer, x = nn.Linear(32, 8), torch.randn(64, 32)
     dead = torch.arange(32) % 3 == 0
     dead[torch.nonzero(~dead)[alive:]] = True
     x[:, dead] = 0
     before = layer.weight.detach().clone()
-    opt = wrap(torch.optim.Adam(layer.parameters(), lr=1e-3), layer)
-    for _ in range(40):
-        opt.zero_grad()
-        (layer(x) - x[:, 1:9]).square().mean().backward()
-        opt.step()
+    options = {"rank": 8} if name == "rank" else {}
+    stepped(layer, BY_COVARIANCE[name](torch.optim.Adam(layer.parameters(), lr=1e-3), layer, **options), *[x] * 40)
     assert torch.equal(layer.weight[:, dead], before[:, dead])
     assert (layer.weight - before)[:, ~dead].abs().min() > 0
 

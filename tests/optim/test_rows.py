@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Proportional, Whitened, attach
+from adiv_optim import InputScaled, Proportional, Whitened, attach
 from adiv_optim.layers import NormLikeLinear
 from tests.helpers.cases import relative_error
 from tests.helpers.remembered import covariance_of, memory, rows_counted
@@ -77,6 +77,8 @@ def test_a_layer_of_another_package_is_named_in_full_with_the_remedy():
         "that class makes them known"
     )
     assert found["2.weight"] == "LayerNorm is not a layer whose rows are known"
+    with pytest.raises(ValueError, match=r"found modules of type .*torch_geometric\.nn\.dense\.linear\.Linear"):
+        attach(model[1:], Proportional())
     kind.input_rows = lambda self, input: input
     assert "1.weight" in Whitened(sgd(model), model).coverage().never_seen
 
@@ -153,13 +155,6 @@ def test_a_subclass_of_tensor_is_read_as_the_tensor_that_it_is(wrapper, tmp_path
     assert same(*found)
 
 
-def test_a_frozen_bias_is_said_to_be_frozen():
-    layer = nn.Linear(4, 3)
-    layer.bias.requires_grad_(False)
-    optimizer = Whitened(sgd(layer), layer)
-    assert optimizer.coverage().skipped == {"bias": "frozen"}
-
-
 def test_an_instance_with_a_forward_of_its_own_is_left_alone():
     model = nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 3))
     model[1].forward = lambda input: input[..., :3]
@@ -169,12 +164,15 @@ def test_an_instance_with_a_forward_of_its_own_is_left_alone():
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @each_by_inputs
-def test_a_layer_without_features_and_bias_is_left_alone(wrapper):
-    model = nn.ModuleList([nn.Linear(0, 3, bias=False), nn.Linear(4, 3)])
+def test_a_layer_without_features_trains_its_bias(wrapper):
+    model = nn.ModuleList([nn.Linear(0, 3, bias=False), nn.Linear(0, 3), nn.Linear(4, 3)])
+    nn.init.ones_(model[1].bias)
     optimizer = wrapper(sgd(model), model)
-    (model[0](torch.ones(5, 0)) + model[1](torch.ones(5, 4))).square().sum().backward()
+    sum(layer(torch.ones(5, layer.in_features)) for layer in model).square().sum().backward()
     optimizer.step()
     found = optimizer.coverage()
     assert found.skipped["0.weight"] == "without entries"
-    assert "1.weight" in found.treated
+    assert "2.weight" in found.treated
+    assert ("1.bias" in found.treated) == (wrapper is not InputScaled)
+    assert (model[1].bias != 1).all()
     assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -7,22 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened
+from adiv_optim import Whitened
 from tests.helpers.loops import adamw, weights
 from tests.helpers.processes import needs_distributed
 from tests.helpers.revive import revived
 from tests.helpers.steps import same, sgd, stepped
-from tests.optim.test_processes import on_cpu, one_process, sharded  # noqa: F401 — a fixture
+from tests.optim.test_processes import on_cpu, sharded
+from tests.wrappers import REMEMBERING, WRAPPERS
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
-
-WRAPPERS = {
-    "input-scaled": lambda inner, model, **given: InputScaled(inner, model, floor=0.1, **given),
-    "preconditioned": Preconditioned,
-    "unit-consistent": lambda inner, model, **given: UnitConsistent(inner, model, example_input=X, **given),
-    "whitened": Whitened,
-}
-each_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 
 
 class Head(nn.Linear):
@@ -32,24 +25,30 @@ class Head(nn.Linear):
         return input
 
 
+each_that_remembers = pytest.mark.parametrize("name", REMEMBERING)
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     middle = nn.Sequential(nn.Linear(7, 5), nn.ReLU())
     return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), middle, nn.Linear(5, 4), nn.ReLU(), Head(4, 3))
 
 
-def trained(wrap: Any, **given: Any) -> tuple[nn.Module, Any]:
+def trained(name: str | None, **given: Any) -> tuple[nn.Module, Any]:
+    """A network after a step of the wrapper, or of the optimizer without."""
     model = network()
-    optimizer = wrap(adamw(model), model, **given)
+    optimizer: Any = adamw(model)
+    if name:
+        optimizer = WRAPPERS[name](optimizer, model, X, **given)
     stepped(model, optimizer, X)
     return model, optimizer
 
 
-@each_wrapper
-def test_what_is_skipped_takes_the_plain_step_and_the_rest_its_own(wrap):
+@each_that_remembers
+def test_what_is_skipped_takes_the_plain_step_and_the_rest_its_own(name):
     skipped = ("2.0.weight", "2.0.bias", "5.weight", "5.bias")
-    model, optimizer = trained(wrap, skip=["2", Head])
-    bare, whole = weights(trained(lambda inner, model: inner)[0]), weights(trained(wrap)[0])
+    model, optimizer = trained(name, skip=["2", Head])
+    bare, whole = weights(trained(None)[0]), weights(trained(name)[0])
     for name, found in weights(model).items():
         assert torch.equal(found, (bare if name in skipped else whole)[name])
     assert not any(torch.equal(bare[name], whole[name]) for name in ("2.0.weight", "5.weight"))
@@ -57,10 +56,10 @@ def test_what_is_skipped_takes_the_plain_step_and_the_rest_its_own(wrap):
     assert {name for name, why in report.skipped.items() if why == "named in skip"} == set(skipped)
 
 
-@each_wrapper
-def test_copies_checkpoints_and_later_groups_know_what_is_skipped(wrap):
-    model, optimizer = trained(wrap, skip=["0"])
-    twins = revived(optimizer, trained(wrap, skip=["0"])[1])
+@each_that_remembers
+def test_copies_checkpoints_and_later_groups_know_what_is_skipped(name):
+    model, optimizer = trained(name, skip=["0"])
+    twins = revived(optimizer, trained(name, skip=["0"])[1])
     for each in (optimizer, *twins):
         each.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
         stepped(each.model, each, X, X, X)
@@ -68,7 +67,7 @@ def test_copies_checkpoints_and_later_groups_know_what_is_skipped(wrap):
         assert same(each.model.parameters(), model.parameters())
 
 
-@each_wrapper
+@each_that_remembers
 @pytest.mark.parametrize(
     ("skip", "error", "message"),
     [
@@ -78,16 +77,16 @@ def test_copies_checkpoints_and_later_groups_know_what_is_skipped(wrap):
     ],
     ids=["path", "type", "string"],
 )
-def test_skipping_what_is_not_there_is_an_error(wrap, skip, error, message):
+def test_skipping_what_is_not_there_is_an_error(name, skip, error, message):
     with pytest.raises(error, match=message):
-        trained(wrap, skip=skip)
+        trained(name, skip=skip)
 
 
-@each_wrapper
-def test_little_is_no_cause_to_warn_where_the_rest_is_skipped(wrap):
+@each_that_remembers
+def test_little_is_no_cause_to_warn_where_the_rest_is_skipped(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, optimizer = trained(wrap, skip=["0", "2", "3"])
+        _, optimizer = trained(name, skip=["0", "2", "3"])
     assert f"skip={('0', '2', '3')}" in repr(optimizer)
 
 

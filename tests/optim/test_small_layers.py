@@ -1,64 +1,37 @@
 """Small layers of one shape are multiplied together, and step as each would by itself."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Preconditioned, Whitened
+from adiv_optim import Whitened
 from tests.helpers.cases import relative_error
+from tests.helpers.steps import BY_COVARIANCE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 EXACT = 1e-12
-METHODS = {
-    "whitened": lambda opt, model: Whitened(opt, model, every=3),
-    "rank": lambda opt, model: Whitened(opt, model, every=3, rank=2),
-    "preconditioned": lambda opt, model: Preconditioned(opt, model, every=3),
-}
 
 
-class Tower(nn.Module):
-    """Four layers of one shape, of which the last is called in every other step alone, and one of another shape."""
-
-    def __init__(self, bias: bool) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(5, 5, bias=bias) for _ in range(4))
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor, all_layers: bool) -> Tensor:
-        """Return the head's outputs."""
-        for layer in list(self.layers)[: 3 + all_layers]:
-            x = torch.tanh(layer(x))
-        return self.head(x)
-
-
-def parts(model: Tower) -> list[dict[str, Any]]:
-    """A parameter group for each layer; the first has settings of its own."""
-    first, *rest = [{"params": list(layer.parameters())} for layer in [*model.layers, model.head]]
-    return [{**first, "weight_decay": 0.3, "lr": 0.05}, *rest]
-
-
-def together(model: Tower) -> list[list[dict[str, Any]]]:
-    """The groups of one optimizer of all layers, of which all but the first are in one group."""
-    first, *rest = parts(model)
-    return [[first, {"params": [p for part in rest for p in part["params"]]}]]
-
-
-def apart(model: Tower) -> list[list[dict[str, Any]]]:
-    """The groups of an optimizer for each layer."""
-    return [[part] for part in parts(model)]
-
-
-def trained(groups: Callable[..., Any], method: str, inner: Any, bias: bool) -> list[Tensor]:
+def trained(together: bool, method: str, inner: Any, bias: bool) -> list[Tensor]:
+    """The weights of layers that one optimizer trains, the first in a group of its own; or one for each layer."""
     torch.manual_seed(0)
-    model = Tower(bias)
-    optimizers = [METHODS[method](inner(each), model) for each in groups(model)]
+    model = nn.ModuleList([*(nn.Linear(5, 5, bias=bias) for _ in range(4)), nn.Linear(5, 2)])
+    first, *rest = [{"params": list(layer.parameters())} for layer in model]
+    first |= {"weight_decay": 0.3, "lr": 0.05}
+    groups = [[first], *([part] for part in rest)]
+    if together:
+        groups = [[first, {"params": [p for part in rest for p in part["params"]]}]]
+    optimizers = [BY_COVARIANCE[method](inner(each), model, every=3) for each in groups]
     for step in range(9):
         model.zero_grad()
-        model(torch.randn(7, 5), step % 2 == 0).square().mean().backward()
+        x = torch.randn(7, 5)
+        for place, layer in enumerate(model):
+            if place != 3 or step % 2 == 0:
+                x = torch.tanh(layer(x))
+        x.square().mean().backward()
         for optimizer in optimizers:
             optimizer.step()
     return [p.detach() for p in model.parameters()]
@@ -66,9 +39,9 @@ def trained(groups: Callable[..., Any], method: str, inner: Any, bias: bool) -> 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("inner", [torch.optim.AdamW, lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BY_COVARIANCE)
 def test_layers_of_one_optimizer_step_as_if_each_had_its_own(method, inner, bias):
-    found, wanted = (trained(groups, method, inner, bias) for groups in (together, apart))
+    found, wanted = (trained(together, method, inner, bias) for together in (True, False))
     assert all(relative_error(*pair) <= EXACT for pair in zip(found, wanted, strict=True))
 
 

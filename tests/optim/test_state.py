@@ -1,19 +1,13 @@
 """`state` is the inner optimizer's own mapping: programs that read it, reset it or move moments in it find torch's."""
 
-import copy
-import io
 from collections import defaultdict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.optim import SGD, Adam
 
 from adiv_optim import ChainedOptimizer, Whitened
@@ -60,57 +54,37 @@ def test_an_entry_that_is_held_stays_the_one_that_steps_use(wrap: Wrapper):
     assert [int(optimizer.state[parameter]["step"]) for parameter in model.parameters()] == [1, 1, 1, 1]
 
 
-@each_that_remembers
-def test_zeroing_every_tensor_in_it_leaves_what_is_remembered(name: str):
-    _, optimizer = wrapped(WRAPPERS[name])
-    before = remembered(optimizer)
-    for entries in optimizer.state.values():
-        for value in entries.values():
-            value.zero_()
-    after = remembered(optimizer)
-    assert before.keys() == after.keys()
-    assert any(isinstance(value, Tensor) and value.any() for value in before.values())
-    assert all(torch.equal(torch.as_tensor(before[key]), torch.as_tensor(after[key])) for key in before)
+RESETS = {
+    "setstate": lambda optimizer: optimizer.__setstate__({"state": defaultdict(dict)}),
+    "assign": lambda optimizer: setattr(optimizer, "state", defaultdict(dict)),
+    "clear": lambda optimizer: optimizer.state.clear(),
+}
 
 
-def remembered(optimizer: Any) -> dict[Any, Any]:
-    """What a checkpoint has of the wrapper itself."""
-    state = copy.deepcopy(optimizer.state_dict()["state"])
-    return {(key, n): value for key, entries in state.items() for n, value in entries.items() if "adiv_optim" in n}
-
-
-@pytest.mark.parametrize("reset", ["setstate", "assign", "clear"])
+@pytest.mark.parametrize("reset", RESETS.values(), ids=RESETS)
 @each_wrapper
-def test_a_reset_leaves_no_moment(wrap: Wrapper, reset: str):
+def test_a_reset_leaves_no_moment(wrap: Wrapper, reset: Any):
     model, optimizer = wrapped(wrap)
-    if reset == "setstate":
-        optimizer.__setstate__({"state": defaultdict(dict)})
-    elif reset == "assign":
-        optimizer.state = defaultdict(dict)
-    else:
-        optimizer.state.clear()
+    reset(optimizer)
     assert not optimizer.inner.state
     stepped(model, optimizer, inputs(3))
     assert [int(entries["step"]) for entries in optimizer.state.values()] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("reset", ["setstate", "assign", "clear", "nothing"])
-def test_a_reset_of_a_chain_is_that_of_its_optimizers(reset: str):
+def one_of_two_groups(model: nn.Sequential) -> Adam:
+    return Adam([{"params": layer.parameters()} for layer in (model[0], model[2])], lr=0.01)
+
+
+@pytest.mark.parametrize("reset", [*RESETS.values(), None], ids=[*RESETS, "nothing"])
+def test_a_reset_of_a_chain_is_that_of_its_optimizers(reset: Any):
     ends = []
-    for build in (
-        chain,
-        lambda model: Adam([{"params": layer.parameters()} for layer in (model[0], model[2])], lr=0.01),
-    ):
+    for build in (chain, one_of_two_groups):
         model = network()
         optimizer: Any = build(model)
         stepped(model, optimizer, *map(inputs, range(3)))
-        if reset == "setstate":
-            optimizer.__setstate__({"state": defaultdict(dict)})
-        elif reset == "assign":
-            optimizer.state = defaultdict(dict)
-        elif reset == "clear":
-            optimizer.state.clear()
-        assert len(optimizer.state) == (4 if reset == "nothing" else 0)
+        if reset:
+            reset(optimizer)
+        assert len(optimizer.state) == (0 if reset else 4)
         ends.append(stepped(model, optimizer, *map(inputs, range(3, 6))))
     assert same(*ends)
 
@@ -120,11 +94,9 @@ def test_moments_move_to_a_new_parameter_of_a_chain():
     ends = []
     for chained in (False, True):
         points = [nn.Parameter(inputs(seed, 8, 3)) for seed in range(2)]
-        optimizer: Any = (
-            ChainedOptimizer([Adam([p], lr=0.1) for p in points])
-            if chained
-            else Adam([{"params": [p]} for p in points], lr=0.1)
-        )
+        optimizer: Any = Adam([{"params": [p]} for p in points], lr=0.1)
+        if chained:
+            optimizer = ChainedOptimizer([Adam([p], lr=0.1) for p in points])
 
         def step(points: Any = points, optimizer: Any = optimizer) -> None:
             optimizer.zero_grad()
@@ -161,8 +133,7 @@ def test_a_chain_refuses_the_state_of_a_parameter_that_none_of_its_groups_holds(
 def test_torchs_checkpoint_functions_alone_see_what_is_remembered_and_cannot_write_it(name: str):
     model, optimizer = wrapped(WRAPPERS[name])
     options = StateDictOptions(flatten_optimizer_state_dict=True)
-    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
-    assert any("adiv_optim." in key for key in saved)
+    assert any("adiv_optim." in key for key in get_optimizer_state_dict(model, optimizer, options=options))
     looked: dict[str, Any] = {}
     exec(
         "seen = optimizer.state",
@@ -172,11 +143,6 @@ def test_torchs_checkpoint_functions_alone_see_what_is_remembered_and_cannot_wri
     assert any("adiv_optim." in name for entries in looked["seen"].values() for name in entries)
     with pytest.raises(TypeError):
         looked["seen"][model[0].weight] = {}
-    other, resumed = wrapped(WRAPPERS[name], steps=1)
-    other.load_state_dict(model.state_dict())
-    set_optimizer_state_dict(other, resumed, saved, options=options)
-    ends = [stepped(each, taken, *map(inputs, range(3, 9))) for each, taken in ((model, optimizer), (other, resumed))]
-    assert same(*ends)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +182,9 @@ def test_resume_is_exact_for_a_layer_that_was_seen_before_it_trained(name: str, 
 def test_settings_that_are_numbers_of_numpy_are_saved_as_pythons():
     layer = nn.Linear(20, 3)
     settings = {"rank": np.int64(4), "max_dim": np.int64(30), "decay": np.float32(0.5)}
-    optimizer, file = Whitened(SGD(layer.parameters(), lr=0.1, momentum=0.9), layer, **settings), io.BytesIO()
-    for _ in range(3):
-        optimizer.zero_grad()
-        layer(torch.randn(4, 20)).sum().backward()
-        optimizer.step()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    optimizer.load_state_dict(torch.load(file))
+    optimizer = Whitened(SGD(layer.parameters(), lr=0.1, momentum=0.9), layer, **settings)
+    stepped(layer, optimizer, inputs(0, 4, 20))
+    state = through_a_file(optimizer.state_dict())
+    state["param_groups"][0]["lr"] = np.float32(0.5)
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.5
