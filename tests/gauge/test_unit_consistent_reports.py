@@ -59,11 +59,8 @@ def test_coverage_is_what_a_step_does():
 
     torch.manual_seed(0)
     parts = {"first": nn.Linear(6, 8), "tanh": nn.Linear(8, 8), "head": nn.Linear(8, 4), "slope": nn.PReLU()}
-    for model in (
-        Model(mixed, **parts, offset=nn.Parameter(torch.randn(2, 1))),
-        mlp(nn.ReLU),
-        nn.Sequential(mlp(), nn.ReLU6(), nn.Linear(4, 4), nn.BatchNorm1d(4)),
-    ):
+    mixture = Model(mixed, **parts, offset=nn.Parameter(torch.randn(2, 1)))
+    for model in (mixture, mlp(), nn.Sequential(mlp(), nn.ReLU6(), nn.Linear(4, 4), nn.BatchNorm1d(4))):
         plain = copy.deepcopy(model)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

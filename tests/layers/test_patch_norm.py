@@ -74,23 +74,11 @@ PLAIN = {
 }
 
 
-#: What tells a torch layer how to read its input.
-OPTIONS = {
-    False: ("stride", "padding", "dilation", "groups", "padding_mode"),
-    True: ("stride", "padding", "output_padding", "groups", "dilation"),
-}
-
-
-def build(case, form):
-    """(layer, input) of a case."""
-    kind, sizes, options, shape = case
-    return kind(*sizes, **options, **form), torch.randn(shape)
-
-
 @torch.no_grad()
 def reference(layer, input):
     """The layer's output by torch's convolutions: of the input by its weights, and of the squares by ones."""
-    kind, options = PLAIN[type(layer)], {name: getattr(layer, name) for name in OPTIONS[layer.transposed]}
+    kind, last = PLAIN[type(layer)], "output_padding" if layer.transposed else "padding_mode"
+    options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", last)}
     plain = kind(layer.in_channels, layer.out_channels, layer.kernel_size, bias=False, **options)
     sums = kind(layer.in_channels, layer.groups, layer.kernel_size, bias=False, **options)
     plain.weight.copy_(layer.weight)
@@ -111,18 +99,14 @@ def formula(layer, linear, bias, norm):
     return alpha * linear / (alpha**2 * norm.clamp(min=1e-24) / (1 - beta**2)) ** 0.5 + beta * bias
 
 
-each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-#: The two formulas.
-BOTH = {name: FORMS[name] for name in ("affine-like-alpha-beta", "norm-like-alpha-beta")}
-
-
-@paired("case form", CASES, BOTH)
+@paired("case form", CASES, FORMS)
 def test_output_is_the_formula_of_torchs_convolutions(case, form):
-    layer, x = build(case, form)
+    kind, sizes, options, shape = case
+    layer, x = kind(*sizes, **options, **form), torch.randn(shape)
     torch.testing.assert_close(layer(x), reference(layer, x), rtol=EXACT, atol=EXACT)
 
 
-@each_form
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_zero_patches_beside_others_leave_their_gradients_alone(form):
     layer = PatchNormConv2d(2, 3, 2, stride=2, **form)
     image = torch.randn(1, 2, 4, 4)
