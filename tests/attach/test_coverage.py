@@ -9,6 +9,7 @@ from torch.nn.utils import parametrizations
 
 from adiv_optim import Coverage, GradientOnly, Proportional, attach, coverage, detach
 from tests.attach.test_attach import Doubled, Net
+from tests.helpers.modules import Model
 
 EXACT = 1e-6  # float32, the exported program may use other kernels
 
@@ -77,13 +78,9 @@ def tied():
     return model
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.head(self.attention(x, x, x)[0])
+def attention():
+    parts = {"attention": nn.MultiheadAttention(8, 2, batch_first=True), "head": nn.Linear(8, 2)}
+    return Model(lambda model, x: model.head(model.attention(x, x, x)[0]), **parts)
 
 
 def one_of_two_with_a_weight():
@@ -117,7 +114,7 @@ REPORTS = {
         lambda: parametrizations.weight_norm(nn.Linear(3, 2)), torch.ones(1, 3),
         {"bias", "parametrizations.weight.original0", "parametrizations.weight.original1"}, {},
     ),
-    "attention": (Attention, torch.ones(2, 3, 8), {"head.weight", "head.bias"}, {
+    "attention": (attention, torch.ones(2, 3, 8), {"head.weight", "head.bias"}, {
         **dict.fromkeys(("attention.in_proj_weight", "attention.in_proj_bias"), f"MultiheadAttention {UNKNOWN}"),
         **dict.fromkeys(("attention.out_proj.weight", "attention.out_proj.bias"), WITHOUT_CALL),
     }),
