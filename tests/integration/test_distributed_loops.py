@@ -31,10 +31,7 @@ from tests.helpers.remembered import remembered
 pytestmark = [needs_distributed, pytest.mark.usefixtures("in_float64")]
 
 #: What DistributedDataParallel is built with.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "static-graph": {"static_graph": True},
-}
+OPTIONS: dict[str, dict[str, Any]] = {"plain": {}, "static-graph": {"static_graph": True}}
 
 
 def trained(rank: int, name: str, micro_batches: int = 1, wrap_replica: bool = False, **options: Any) -> Weights:

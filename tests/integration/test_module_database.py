@@ -31,11 +31,7 @@ AFFINE = [
     "TransformerEncoderLayer",
     "TransformerEncoder",
 ]
-CORRECTIONS = {
-    "proportional": Proportional(),
-    "disproportional": Disproportional(),
-    "batch-ideal": BatchIdeal(),
-}
+CORRECTIONS = {"proportional": Proportional(), "disproportional": Disproportional(), "batch-ideal": BatchIdeal()}
 each_affine = pytest.mark.parametrize("name", AFFINE)
 
 

@@ -12,17 +12,7 @@ from torch import nn
 
 from adiv_optim import Whitened, attach, coverage, detach, jacobian
 from tests.helpers.cases import relative_error
-from tests.helpers.loops import (
-    DIFFERENT,
-    EXACT,
-    METHODS,
-    adamw,
-    deviation,
-    each_method,
-    plain_loop,
-    train,
-    weights,
-)
+from tests.helpers.loops import DIFFERENT, EXACT, METHODS, adamw, deviation, each_method, plain_loop, train, weights
 from tests.integration.test_trainers import TRAINERS, constant
 
 transformers = pytest.importorskip("transformers", minversion="5")
