@@ -23,7 +23,7 @@ def batch():
     return torch.randn(6, 4), torch.randint(3, (6,))
 
 
-def test_first_step_of_a_warm_up_has_no_verdict():
+def test_steps_at_rate_0_and_of_frozen_parameters_have_no_verdict():
     network = model()
     optimizer = torch.optim.SGD([{"params": network[0].parameters(), "lr": 0.0}, {"params": network[3].parameters()}])
     found = divergence(network, F.cross_entropy, *batch(), optimizer=optimizer)
@@ -34,14 +34,10 @@ def test_first_step_of_a_warm_up_has_no_verdict():
     assert undecided.layers == {}
     assert math.isnan(undecided.descent)
     assert "not downhill" not in str(undecided)
-
-
-def test_optimizer_of_frozen_parameters_alone_has_no_verdict():
-    network = model()
     network[0].requires_grad_(False)
-    found = divergence(network, F.cross_entropy, *batch(), optimizer=torch.optim.SGD(network[0].parameters()))
-    assert math.isnan(found.descent)
-    assert found.left_out["3"] == "the optimizer holds none of its parameters"
+    of_frozen = divergence(network, F.cross_entropy, *batch(), optimizer=torch.optim.SGD(network[0].parameters()))
+    assert math.isnan(of_frozen.descent)
+    assert of_frozen.left_out["3"] == "the optimizer holds none of its parameters"
 
 
 def test_loggers_get_the_columns_of_the_table_flat():

@@ -45,9 +45,7 @@ def test_table_has_every_situation_and_refusals_lead_to_their_reasons():
 @pytest.mark.parametrize(
     ("test", "wrapper"),
     [
-        ("test_ddp[plain-proportional]", "proportional"),
         ("test_ddp[plain-disproportional]", "disproportional"),
-        ("test_ddp[preconditioned-plain]", "preconditioned"),
         ("test_ddp[plain-batch-ideal]", "batch-ideal"),
         ("test_ddp[whitened-rank]", "whitened"),
         ("test_state[input-scaled-unit-consistent]", "input-scaled"),

@@ -1,6 +1,7 @@
 """Models of other packages, randomly initialised and small, trained for twenty steps at the wrappers' defaults.
 
 The loss stays finite and falls; nothing is raised, and nothing that a wrapper treats is left out without a word.
+ResNet, ViT, BERT and GPT-2 are held against the plain loop in test_timm and test_transformers.
 """
 
 import warnings
@@ -18,10 +19,9 @@ pytestmark = pytest.mark.integration
 STEPS = 20
 
 
-def timm(name: str, **options: Any) -> tuple[nn.Module, Tensor, Tensor]:
-    size = options.get("img_size", 32)
-    model = pytest.importorskip("timm").create_model(name, num_classes=10, **options)
-    return model, torch.randn(8, 3, size, size), torch.arange(8)
+def convnext() -> tuple[nn.Module, Tensor, Tensor]:
+    model = pytest.importorskip("timm").create_model("convnext_atto", num_classes=10, dims=(8, 8, 16, 16))
+    return model, torch.randn(8, 3, 32, 32), torch.arange(8)
 
 
 def mixer() -> tuple[nn.Module, Tensor, Tensor]:
@@ -37,14 +37,8 @@ def language(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     transformers = pytest.importorskip("transformers")
     small = {**SMALL, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     x = torch.randint(3, 50, (4, 16))
-    if name == "gpt2":
-        config = transformers.GPT2Config(**SMALL, n_embd=32, n_layer=2, n_head=2, n_positions=16)
-        return transformers.GPT2LMHeadModel(config), x, x
     if name == "llama":
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**small)), x, x
-    if name == "bert":
-        config = transformers.BertConfig(**small, num_labels=3)
-        return transformers.BertForSequenceClassification(config), x, torch.tensor([0, 1, 2, 0])
     if name == "vit":
         config = transformers.ViTConfig(**{**small, "image_size": 32, "patch_size": 8, "num_labels": 10})
         return transformers.ViTForImageClassification(config), torch.randn(8, 3, 32, 32), torch.arange(8)
@@ -56,11 +50,9 @@ def language(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 Build = Callable[[], tuple[nn.Module, Tensor, Tensor]]
 MODELS: dict[str, Build] = {
-    "resnet18-narrow": lambda: timm("resnet18", channels=(8, 8, 16, 16), stem_width=8),
-    "convnext-narrow": lambda: timm("convnext_atto", dims=(8, 8, 16, 16)),
-    "vit_tiny": lambda: timm("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2),
+    "convnext-narrow": convnext,
     "mixer": mixer,
-    **{name: lambda name=name: language(name) for name in ("gpt2", "bert", "t5", "llama", "vit")},
+    **{name: lambda name=name: language(name) for name in ("t5", "llama", "vit")},
 }
 each_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 
