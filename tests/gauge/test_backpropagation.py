@@ -91,7 +91,7 @@ def test_signals_are_the_same_in_every_gauge():
         assert worst() <= 1e-10
 
 
-def test_attached_composes_copies_and_comes_off():
+def test_attached_composes_copies_is_traced_as_the_plain_one_and_comes_off():
     model, x, y = chain(), torch.randn(5, 3, 8, 8), torch.randint(3, (5,))
     plain = signals(copy.deepcopy(model), x, y)
     with uc_backpropagation(model) as handle:
@@ -100,17 +100,12 @@ def test_attached_composes_copies_and_comes_off():
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             for a, b in zip(signals(copied, x, y), changed, strict=True):
                 assert torch.equal(a, b)
-        graph = gauge.trace(chain(), x)
+        graph = gauge.trace(model, x)
+        assert str(graph) == str(gauge.trace(chain(), x))
         optimizer = UnitConsistent(torch.optim.Adam(model.parameters()), model, graph=graph)
         GradientOnly(optimizer, model, Proportional()).step()
     handle.remove()  # twice is once
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model)
-
-
-def test_attached_model_is_traced_as_the_plain_one():
-    model, x = chain(), torch.randn(5, 3, 8, 8)
-    with uc_backpropagation(model):
-        assert str(gauge.trace(model, x)) == str(gauge.trace(chain(), x))
 
 
 class Renaming(nn.Linear):

@@ -165,18 +165,6 @@ def test_lower_precision_comes_near_and_its_logarithms_are_taken_in_float32(dtyp
 
 
 @torch.no_grad()
-def test_factors_are_the_gauge():
-    model = Convolutions().double()
-    graph = gauge.trace(model, torch.randn(2, 3, 8, 8))
-    weights, t = {n: p.clone() for n, p in model.named_parameters()}, gauge.random_gauge(graph)
-    gauge.apply_gauge(model, graph, t)
-    factors = graph.factors(t)
-    assert set(factors) == {n for n, entry in graph.parameters.items() if entry.moves}
-    for name, (shape, d, e) in factors.items():
-        assert relative_error(weights[name].view(shape) * d * e, parameters(model)[name].view(shape)) <= 1e-15
-
-
-@torch.no_grad()
 def test_mistakes_are_named_and_change_nothing():
     model = mlp()
     graph = gauge.trace(model, torch.randn(3, 6))

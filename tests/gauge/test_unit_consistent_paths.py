@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, gauge
+from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, attach, gauge
 from tests.helpers.cases import relative_error
 from tests.helpers.gauge_models import Convolutions, mlp, normed
 from tests.helpers.unit_consistent import BATCHES, GAUGES, OPTIMIZERS, batches_for, train, wrapped
@@ -87,29 +87,21 @@ def test_plain_optimizers_do_not(family, name, steps):
 
 @pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
 def test_composes_with_corrections(outside):
-    rule = BatchIdeal(0.1)
-
-    def run(by_hand: bool) -> list[Tensor]:
+    rule, ends = BatchIdeal(0.1), []
+    for by_hand in (False, True):
         torch.manual_seed(0)
         model = mlp()
-        graph = gauge.trace(model, torch.randn(2, 6))
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        graph, inner = gauge.trace(model, torch.randn(2, 6)), torch.optim.SGD(model.parameters(), lr=0.1)
         if by_hand:
+            attach(model, rule)
             optimizer = UnitConsistent(inner, model, graph=graph)
-            corrected = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.0), model, rule)
         elif outside:
             optimizer = GradientOnly(UnitConsistent(inner, model, graph=graph), model, rule)
         else:
             optimizer = UnitConsistent(GradientOnly(inner, model, rule), model, graph=graph)
-        for x, y in BATCHES[:3]:
-            model.zero_grad() if by_hand else optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            if by_hand:
-                corrected.step()  # at rate 0: it corrects p.grad and nothing else
-            optimizer.step()
-        return [p.detach() for p in model.parameters()]
-
-    for weight, wanted in zip(run(by_hand=False), run(by_hand=True), strict=True):
+        train(model, optimizer, BATCHES[:3])
+        ends.append([p.detach() for p in model.parameters()])
+    for weight, wanted in zip(*ends, strict=True):
         assert relative_error(weight, wanted) <= 1e-12
 
 

@@ -6,11 +6,11 @@ import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import UnitConsistent, gauge
 from tests.helpers.modules import Model
+from tests.helpers.unit_consistent import BATCHES, train
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -26,10 +26,7 @@ def wrap(model: nn.Module, **options) -> UnitConsistent:
 
 
 def step(model: nn.Module, optimizer) -> None:
-    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
-    optimizer.zero_grad()
-    F.cross_entropy(model(x), torch.arange(16) % 4).backward()
-    optimizer.step()
+    train(model, optimizer, BATCHES[:1])
 
 
 def test_coverage_says_how_every_parameter_is_treated_or_why_not():

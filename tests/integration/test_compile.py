@@ -91,18 +91,10 @@ def test_compiled_step(method):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 12  # without the wrapper there are 3
 
 
-class Block(nn.Module):
-    """Attention: q, k and v read one tensor, `out` one of the same width, and memory is free to be used again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(6)
-        self.q, self.k, self.v, self.out = (nn.Linear(6, 6, bias=bias) for bias in (True, True, False, True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x_ = self.norm(x)
-        mixed = F.scaled_dot_product_attention(self.q(x_), self.k(x_), self.v(x_))
-        return x + self.out(mixed)
+def attention(model: Any, x: Tensor) -> Tensor:
+    """q, k and v read one tensor, `out` one of the same width, and memory is free to be used again."""
+    x_ = model.norm(x)
+    return x + model.out(F.scaled_dot_product_attention(model.q(x_), model.k(x_), model.v(x_)))
 
 
 class Network(nn.Module):
@@ -111,7 +103,8 @@ class Network(nn.Module):
     def __init__(self, again: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks, self.head = nn.ModuleList([Block()]), nn.Linear(6, 3)
+        layers = {name: nn.Linear(6, 6, bias=name != "v") for name in ("q", "k", "v", "out")}
+        self.blocks, self.head = nn.ModuleList([Model(attention, norm=nn.LayerNorm(6), **layers)]), nn.Linear(6, 3)
         self.again = again
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,30 +6,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import AdamW
+from torch import Tensor
 
 from tests.helpers.covering import paired
+from tests.helpers.loops import adamw, images, network
 from tests.helpers.revive import leaves
 from tests.helpers.revive import same_leaves as same
-from tests.helpers.seeds import manual_seed
 from tests.wrappers import Wrapper, each_wrapper
-
-SHAPE = (6, 2, 5, 5)
 
 
 def built(wrap: Wrapper) -> Any:
-    manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
-    return wrap(AdamW(model.parameters(), lr=1e-2, eps=1e-3), model, torch.zeros(1, *SHAPE[1:]))
-
-
-def batches(count: int) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(SHAPE, generator=generator), torch.randint(3, SHAPE[:1], generator=generator))
-        for _ in range(count)
-    ]
+    model = network()
+    return wrap(adamw(model), model, images(1)[0][0])
 
 
 #: What one row of x is filled with, or x stays as it is; and what the loss is multiplied by.
@@ -59,7 +47,7 @@ def step(optimizer: Any, scaler: Any, x: Tensor, y: Tensor, clear: Callable[[Any
 def test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been(wrap, poison, clear):
     optimizer, clean = built(wrap), built(wrap)
     scaler, other = (torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2))
-    for number, (x, y) in enumerate(batches(6)):
+    for number, (x, y) in enumerate(images(6)):
         if number in (0, 3):
             before = copy.deepcopy(leaves(optimizer))
             step(optimizer, scaler, x, y, clear, poison)
@@ -75,7 +63,7 @@ def test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been(wrap, poison,
 def test_poisoned_batch_under_grad_scaler_leaves_everything_finite(wrap, poison, clear):
     # Whitened, which has no part in a model's zero_grad, may count the rows of the batch; see its docstring.
     optimizer, scaler = built(wrap), torch.amp.GradScaler("cpu")
-    for number, (x, y) in enumerate(batches(6)):
+    for number, (x, y) in enumerate(images(6)):
         if number in (0, 3):
             step(optimizer, scaler, x, y, clear, poison)
         before = optimizer.model[0].weight.detach().clone()

@@ -38,11 +38,6 @@ def shared():
     return nn.Sequential(cell := nn.Linear(4, 4), nn.Tanh(), cell, nn.Tanh(), cell)
 
 
-def used_plainly_afterwards():
-    """A weight that the loss reads once more, without a layer, after the layer that owns it has run."""
-    return Model(lambda model, x: model.layer(x).tanh() @ model.layer.weight, layer=nn.Linear(4, 4))
-
-
 def mlp():
     return nn.Sequential(
         nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 2)
@@ -61,7 +56,10 @@ MODELS = {
     "cnn": (cnn, lambda: torch.randn(5, 2, 6, 6, dtype=torch.float64)),
     "tokens": (mlp, lambda: torch.randn(2, 3, 4, dtype=torch.float64)),
     "shared": (shared, lambda: torch.randn(5, 4, dtype=torch.float64)),
-    "used-plainly-afterwards": (used_plainly_afterwards, lambda: torch.randn(5, 4, dtype=torch.float64)),
+    "used-plainly-afterwards": (  # without a layer, after the layer that owns the weight has run
+        lambda: Model(lambda model, x: model.layer(x).tanh() @ model.layer.weight, layer=nn.Linear(4, 4)),
+        lambda: torch.randn(5, 4, dtype=torch.float64),
+    ),
     "tied": (tied, lambda: torch.randint(7, (5,))),
 }
 each_model = pytest.mark.parametrize(("build", "make_input"), MODELS.values(), ids=MODELS)

@@ -123,7 +123,7 @@ def test_half_precision_and_checkpoints_give_the_gradients_of_the_plain_model(ho
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-X = torch.ones(3, 4)
+X, SHIFT = torch.ones(3, 4), nn.Parameter(torch.ones(4))
 
 
 def two_tensors():
@@ -147,6 +147,10 @@ ERRORS = {
     "keyword-call": (
         lambda: Model(lambda model, x: model.layer(input=x), layer=nn.Linear(4, 2)), {},
         ValueError, r"layer 'layer' \(Linear\) has no Jacobian: it was not called with tensors alone, by position",
+    ),
+    "call-without-arguments": (
+        lambda: Model(lambda model, x: x + model.layer(), layer=Model(lambda layer: layer.shift, shift=SHIFT)), {},
+        ValueError, r"layer 'layer' \(Model\) .*: it was not called with tensors alone",
     ),
     "nothing-trained": (lambda: mlp().requires_grad_(False), {}, ValueError, "not depend on any trainable parameter"),
     "two-tensors": (
@@ -274,10 +278,3 @@ def test_a_layer_that_draws_random_numbers_is_named():
         jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     assert divergence(model, F.cross_entropy, x, y).left_out["0"].startswith("it drew random numbers")
     jacobian.corrected_gradients(model.eval(), F.cross_entropy, x, y, None)
-
-
-def test_a_layer_that_is_called_without_arguments_is_named():
-    alone = Model(lambda model: model.offset, offset=nn.Parameter(torch.ones(4)))
-    model = Model(lambda model, x: model.head(x + model.first()), first=alone, head=nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"layer 'first' \(Model\) .*: it was not called with tensors alone"):
-        jacobian.corrected_gradients(model, squares, X, 0.5, None)
