@@ -12,13 +12,13 @@ from tests.helpers.modules import Model
 from tests.wrappers import each_wrapper
 
 
-def uncalled(model, x):
-    """As attention of torchvision's Swin and timm's BEiT: a module uses the weight of a layer below it."""
-    return model.called(F.linear(x, model.inside.weight, model.inside.bias))
-
-
 @each_wrapper
 def test_layers_that_are_used_without_a_call_are_named_once(wrap):
+    """As attention of torchvision's Swin and timm's BEiT: a module uses the weight of a layer below it."""
+
+    def uncalled(model, x):
+        return model.called(F.linear(x, model.inside.weight, model.inside.bias))
+
     model, x = Model(uncalled, inside=nn.Linear(4, 3), called=nn.Linear(3, 2)), torch.randn(5, 4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -84,12 +84,6 @@ def test_named_layers_are_measured_and_no_other_norms_too():
     assert found.layers["2"].gain.min() > 0
 
 
-def with_a_lock():
-    layer = nn.Linear(4, 3)
-    layer.lock = threading.Lock()
-    return layer
-
-
 def around(optimizer):
     """An optimizer as Accelerate and Lightning put it around another."""
     outer = torch.optim.SGD(optimizer.param_groups[0]["params"])
@@ -129,8 +123,8 @@ WRONG = {
         TypeError, "of type SGD; pass .*optimizer.optimizer of Lightning",
     ),
     "lock": (
-        lambda: (with_a_lock(), None, {}),
-        ValueError, r"Linear cannot be copied .*must not hold locks",
+        lambda: (Model(lambda model, x: x, layer=nn.Linear(4, 3), lock=threading.Lock()), None, {}),
+        ValueError, r"Model cannot be copied .*must not hold locks",
     ),
     "corrected-inside": (
         lambda: (nn.Sequential(attach(model(), Proportional())), None, {"layers": ["0"]}),

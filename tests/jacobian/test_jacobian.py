@@ -15,11 +15,6 @@ EXACT = 1e-12  # float64, relative
 SOLVED = {False: EXACT, True: 1e-9}  # a Cholesky factor squares the condition of the rows
 LEARNING_RATE = 0.1
 
-# torch's own notice: vmap has no batching rule for the operator inside nn.Bilinear and loops instead.
-quiet_bilinear = pytest.mark.filterwarnings(
-    "ignore:There is a performance drop because we have not yet implemented:UserWarning"
-)
-
 
 def bilinear(model, x, y):
     """z_i = xᵀA_i y + (Wx)_i + b_i, written out: no closed form of it is known to the library."""
@@ -99,7 +94,8 @@ def test_oracle_is_the_fast_path_on_whole_models_in_chunks_too(build, make_input
         assert max(relative_error(found[name], plain[name]) for name in plain) > 1e-2, "the case shows nothing"
 
 
-@quiet_bilinear
+# torch's own notice: vmap has no batching rule for the operator inside nn.Bilinear and loops instead.
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented:UserWarning")
 def test_layer_jacobians_of_bilinear_are_outer_products():
     layer = nn.Bilinear(2, 3, 4).double()
     x, y = torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
