@@ -118,9 +118,6 @@ def test_command_reports_versions_and_what_works():
     assert found["torch.compile"].split(":")[0] in ("works", "fails")
     assert found["GPU"].startswith("none") != torch.cuda.is_available()
     assert {"platform", "threads", *OPTIONAL} <= found.keys()
-
-
-def test_command_tells_what_is_installed_from_what_is_not():
     assert installed_version("numpy") == numpy.__version__
     assert installed_version("a-package-that-nobody-has") == "not installed"
 

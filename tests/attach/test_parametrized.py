@@ -27,28 +27,16 @@ class Scaled(nn.Module):
         return weight * self.gain
 
 
-def by_weight_norm(layer):
-    return parametrizations.weight_norm(layer)
-
-
-def by_spectral_norm(layer):
-    return parametrizations.spectral_norm(layer)
-
-
 def by_own(layer):
     parametrize.register_parametrization(layer, "weight", Scaled())
     return layer
 
 
-def by_two(layer):
-    return by_own(by_weight_norm(layer))
-
-
 WAYS = {
-    "weight-norm": by_weight_norm,
-    "spectral-norm": by_spectral_norm,
+    "weight-norm": parametrizations.weight_norm,
+    "spectral-norm": parametrizations.spectral_norm,
     "own": by_own,
-    "two": by_two,
+    "two": lambda layer: by_own(parametrizations.weight_norm(layer)),
 }
 LAYERS = {
     "linear": (lambda: nn.Linear(5, 3), (4, 5)),

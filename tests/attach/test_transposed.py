@@ -8,18 +8,10 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from adiv_optim import (
-    BatchIdeal,
-    Disproportional,
-    Preconditioned,
-    Proportional,
-    Whitened,
-    attach,
-    coverage,
-    detach,
-)
+from adiv_optim import BatchIdeal, Disproportional, Preconditioned, Proportional, Whitened, attach, coverage, detach
 from adiv_optim.diagnostics import divergence
 from adiv_optim.rows import CorrectedLinear, CorrectedTransposed, register
+from tests.attach.test_attach import Doubled
 from tests.helpers.cases import relative_error
 
 EXACT = 1e-12  # float64, relative
@@ -119,10 +111,6 @@ def test_register_refuses_a_class_that_would_compute_something_else():
         register(nn.Linear, Conv1D)
     with pytest.raises(TypeError, match=r"CorrectedConv1D must inherit from .* and from Linear"):
         register(nn.Linear, CorrectedConv1D)
-
-    class Doubled(nn.Linear):
-        def forward(self, input):
-            return 2 * super().forward(input)
 
     class InOtherOrder(Doubled, CorrectedLinear):
         pass

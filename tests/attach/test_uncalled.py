@@ -9,23 +9,20 @@ from torch import nn
 
 from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent
 from tests.helpers.modules import Model
-from tests.wrappers import WRAPPERS
+from tests.wrappers import each_wrapper
 
 
-def uncalled(model, x):
+@each_wrapper
+def test_layers_that_are_used_without_a_call_are_named_once(wrap):
     """As attention of torchvision's Swin and timm's BEiT: a module uses the weight of a layer below it."""
-    return model.called(F.linear(x, model.inside.weight, model.inside.bias))
 
+    def uncalled(model, x):
+        return model.called(F.linear(x, model.inside.weight, model.inside.bias))
 
-UNCALLED_NAMES = {"inside.weight", "inside.bias"}
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
-def test_layers_that_are_used_without_a_call_are_named_once(wrapper):
     model, x = Model(uncalled, inside=nn.Linear(4, 3), called=nn.Linear(3, 2)), torch.randn(5, 4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        opt = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model, x)
+        opt = wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, x)
         for _ in range(4):
             opt.zero_grad()
             model(x).square().sum().backward()
@@ -41,17 +38,18 @@ def test_layers_that_are_used_without_a_call_are_named_once(wrapper):
     assert "inside.weight" in told[0]
     assert "called.weight" not in told[0]
     assert report.skipped["inside.weight"].startswith("it has a gradient, but its layer was never called")
-    assert report.skipped.keys() == UNCALLED_NAMES | ({"called.bias"} if isinstance(opt, InputScaled) else set())
+    plain = {"inside.weight", "inside.bias"} | ({"called.bias"} if isinstance(opt, InputScaled) else set())
+    assert report.skipped.keys() == plain
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
-def test_gradients_of_zero_name_no_layer(wrapper):
+@each_wrapper
+def test_gradients_of_zero_name_no_layer(wrap):
     """As some loops give them to experts that no token was sent to."""
     used, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 4)
     model = Model(lambda model, x: model.used(x), used=used, idle=nn.Linear(3, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        opt = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model, x)
+        opt = wrap(torch.optim.SGD(model.parameters(), lr=0.01), model, x)
         for _ in range(4):
             opt.zero_grad()
             model(x).square().sum().backward()

@@ -39,11 +39,6 @@ def agrees(found, wanted, tolerance=EXACT):
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-def differs(found, wanted, tolerance=EXACT):
-    with pytest.raises(AssertionError):
-        agrees(found, wanted, 100 * tolerance)
-
-
 @dataclass(frozen=True)
 class SquareRoot(Correction):
     """A user's own rule, by scales."""
@@ -76,7 +71,8 @@ def test_own_gain_of_batch_ideal_is_its_leverage(count, per_sample):
     agrees(found.gain, mixing.diagonal(), SOLVED)
     agrees(found.squared_norm, x.square().sum(1))
     assert found.summary()["gain_variance"] == pytest.approx(mixing.diagonal().var(unbiased=False).item(), rel=SOLVED)
-    differs(found.gain, (kernel @ torch.linalg.inv(kernel + 2 * ridge * torch.eye(count))).diagonal(), SOLVED)
+    with pytest.raises(AssertionError):
+        agrees(found.gain, (kernel @ torch.linalg.inv(kernel + 2 * ridge * torch.eye(count))).diagonal(), 100 * SOLVED)
     moved, own = -mixing @ g, -mixing.diagonal()[:, None] * g
     rest = (moved - own).norm(dim=1)
     agrees(found.interference, rest / (own.norm(dim=1) + rest), SOLVED)
@@ -129,15 +125,9 @@ def mask(layer, g, number):
     return alone
 
 
-@paired(
-    "name rule",
-    {name: name for name in ("linear-tokens", "conv2d-every-option", "conv2d-same-circular", "conv2d-depthwise")},
-    {str(rule): rule for rule in (None, Disproportional(), SquareRoot(), HalfIdeal())},
-)
-@pytest.mark.parametrize("turned", [False, True])
-def test_own_movement_is_that_of_the_row_alone_under_a_rule_of_ones_own_too(name, rule, turned):
-    if turned:
-        name = {"linear-tokens": "conv2d-depthwise", "conv2d-depthwise": "linear-tokens"}.get(name, name)
+@pytest.mark.parametrize("name", ["linear-tokens", "conv2d-every-option"])
+@pytest.mark.parametrize("rule", [None, Disproportional(), SquareRoot(), HalfIdeal()], ids=str)
+def test_own_movement_is_that_of_the_row_alone_under_a_rule_of_ones_own_too(name, rule):
     layer, x = LAYERS[name].layer(), LAYERS[name].input()
     found, g = measure(layer, x, rule)
     count = len(found.gain)
@@ -151,27 +141,25 @@ def test_own_movement_is_that_of_the_row_alone_under_a_rule_of_ones_own_too(name
         agrees(found.gain[number], -update @ gradient / gradient.square().sum(), SOLVED)
 
 
+GENERAL = {
+    "low-rank-tokens": (lambda: LowRank(5), [(2, 3, 5)]),  # tokens of a sample are rows of their own
+    "bilinear": (lambda: nn.Bilinear(3, 4, 2), [(5, 3), (5, 4)]),
+    "conv-transpose-groups": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), [(2, 4, 5)]),
+    "affine-like": (lambda: AffineLikeLinear(5, 3, alpha=0.7), [(2, 3, 5)]),
+    "weight-norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), [(4, 5)]),
+}
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented:UserWarning")
-@pytest.mark.parametrize(
-    ("build", "shapes"),
-    [
-        (lambda: LowRank(5), [(4, 5)]),
-        (lambda: LowRank(5), [(2, 3, 5)]),  # tokens of a sample are rows of their own
-        (lambda: nn.Bilinear(3, 4, 2), [(5, 3), (5, 4)]),
-        (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), [(2, 4, 5)]),
-        (lambda: AffineLikeLinear(5, 3, alpha=0.7), [(2, 3, 5)]),
-        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), [(4, 5)]),
-    ],
-    ids=["low-rank", "low-rank-tokens", "bilinear", "conv-transpose-groups", "affine-like", "weight-norm"],
-)
+@pytest.mark.parametrize(("build", "shapes"), GENERAL.values(), ids=GENERAL)
 def test_layer_without_closed_form_agrees_with_explicit_jacobians(build, shapes):
     layer, inputs = build(), tuple(torch.randn(shape) for shape in shapes)
     g = torch.randn_like(layer(*inputs))
     found = divergence(layer, weighted, inputs, g).layers[""]
-    jacobians = {}
-    for name, jacobian in layer_jacobians(layer, *inputs).items():
-        jacobian = jacobian.flatten(g.dim())
-        jacobians[name] = as_rows(layer, jacobian, g.dim())
+    jacobians = {
+        name: as_rows(layer, jacobian.flatten(g.dim()), g.dim())
+        for name, jacobian in layer_jacobians(layer, *inputs).items()
+    }
     full = torch.cat(list(jacobians.values()), -1)  # (rows, features, parameters)
     grads = as_rows(layer, g.unsqueeze(-1), g.dim()).squeeze(-1)
     step = -torch.einsum("kmp,km->p", full, grads)
@@ -254,10 +242,13 @@ def test_layer_called_twice_moves_by_both_calls():
     agrees(found.gain[3:], torch.tanh(layer(x)).square().sum(1).detach() + 1)
 
 
-def test_descent_is_the_inner_product_with_the_plain_gradient():
-    model, x, y = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(6, 4), torch.randn(6, 2)
+def test_descent_is_the_inner_product_with_the_plain_gradient_under_one_dropout_mask():
+    model, x, y = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 2)), torch.randn(6, 4), torch.randn(6, 2)
+    state = torch.get_rng_state()
     found = divergence(model, F.mse_loss, x, y, Proportional())
+    torch.set_rng_state(state)
     plain = torch.autograd.grad(F.mse_loss(model(x), y), list(model.parameters()))
+    torch.set_rng_state(state)
     F.mse_loss(attach(model, Proportional())(x), y).backward()
     parts = [(p.grad * gradient).sum().item() for p, gradient in zip(model.parameters(), plain, strict=True)]
     assert found.descent == pytest.approx(sum(parts), rel=EXACT)
@@ -273,10 +264,8 @@ def test_an_optimizer_that_works_in_the_gradient_leaves_the_descent(foreach):
     F.mse_loss(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()
-    found, before = (
-        divergence(model, F.mse_loss, x, y, optimizer=optimizer),
-        [p.detach().clone() for p in model.parameters()],
-    )
+    found = divergence(model, F.mse_loss, x, y, optimizer=optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
     F.mse_loss(model(x), y).backward()
     plain = [p.grad.clone() for p in model.parameters()]
     optimizer.step()

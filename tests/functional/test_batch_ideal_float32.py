@@ -23,12 +23,6 @@ def plain_and_ideal(x: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tenso
     return plain.mT, torch.linalg.solve(gram + ridge * torch.eye(len(gram)), plain).mT
 
 
-def found_for(x: Tensor, g: Tensor, damping: float) -> Tensor:
-    layer = nn.Linear(x.shape[1], g.shape[1])
-    functional.linear(x, layer.weight, layer.bias, BatchIdeal(damping, per_sample=False)).backward(g)
-    return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1).double()
-
-
 INPUTS = {
     "equal-rows": lambda: torch.randn(1, 20).expand(2000, 20),
     "equal-narrow-rows": lambda: torch.randn(1, 3).expand(65_536, 3),
@@ -44,8 +38,9 @@ INPUTS = {
 @paired("build outputs", INPUTS, {"substitution": 4, "inverse": 128})
 def test_float32_is_near_float64_and_downhill(build, damping, outputs):
     x = build()
-    g = torch.randn(len(x), outputs)
-    found = found_for(x, g, damping)
+    g, layer = torch.randn(len(x), outputs), nn.Linear(x.shape[1], outputs)
+    functional.linear(x, layer.weight, layer.bias, BatchIdeal(damping, per_sample=False)).backward(g)
+    found = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1).double()
     plain, wanted = plain_and_ideal(x, g, damping)
     assert relative_error(found, wanted) <= NEAR
     assert (found * plain).sum() > 0

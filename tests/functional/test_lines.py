@@ -31,13 +31,6 @@ CASES = {
 }
 
 
-def rows_of(x, *geometry):
-    """(groups, rows, features): every patch."""
-    *_, groups = geometry
-    kind = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}[x.dim()]
-    return torch.stack(rows(kind(x.shape[1], groups, *geometry), x))
-
-
 @pytest.mark.parametrize(("image", "kernel", "stride", "padding", "dilation", "groups"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("numbers", [2**19, 8], ids=["whole", "slices"])
 @pytest.mark.parametrize("by_lines", [True, False], ids=["lines", "unfolded"])
@@ -49,7 +42,9 @@ def test_sums_are_those_of_the_patches(
     x = torch.randn(3, 2 * groups, *image)
     read = Patches(x, kernel, Geometry(stride, padding, dilation, groups))
     gram, total = sums_over_patches(read, x.dtype)
-    wanted = rows_of(x, kernel, stride, padding, dilation, groups)
+    layer = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(image)]
+    patch_rows = rows(layer(x.shape[1], groups, kernel, stride, padding, dilation, groups), x)
+    wanted = torch.stack(patch_rows)  # (groups, rows, features): every patch
     assert relative_error(gram, wanted.mT @ wanted) <= EXACT
     assert relative_error(total[..., 0], wanted.sum(1)) <= EXACT
     assert len(x) * read.positions == wanted.shape[1]

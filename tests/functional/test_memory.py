@@ -37,11 +37,6 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def unfolded_numel(layer, output):
-    """Elements of X were the patches written out."""
-    return output.numel() // len(layer.weight) * layer.weight[0].numel() * getattr(layer, "groups", 1)
-
-
 @pytest.mark.parametrize("case", BIG.values(), ids=BIG)
 @each_correction
 def test_forward_makes_no_tensor_that_the_plain_one_does_not_and_backward_none_larger_than_what_is_there(
@@ -56,7 +51,8 @@ def test_forward_makes_no_tensor_that_the_plain_one_does_not_and_backward_none_l
     # With one channel to a group the map of norms is as large as the input, and zero padding is added to it.
     padded = x if isinstance(layer, nn.Linear) else F.pad(x, layer._reversed_padding_repeated_twice)
     bound = max(padded.numel(), output.numel(), layer.weight.numel())
-    assert bound < max(len(x) * layer.weight.numel(), unfolded_numel(layer, output)), "the case shows nothing"
+    unfolded = output.numel() // len(layer.weight) * layer.weight[0].numel() * getattr(layer, "groups", 1)
+    assert bound < max(len(x) * layer.weight.numel(), unfolded), "the case shows nothing"
     with Largest() as backward:
         output.backward(torch.randn_like(output))
     assert backward.numel <= bound

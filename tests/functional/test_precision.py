@@ -30,6 +30,14 @@ def float64_reference(layer, x, g, correction):
     return by_hand(exact, x.detach().double().cpu(), g.double().cpu(), correction)
 
 
+def assert_near_float64(found, layer, x, g, correction, tolerance):
+    wanted = float64_reference(layer, x, g, correction)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        assert found[name].dtype == layer.weight.dtype
+        assert relative_error(found[name].cpu(), wanted[name]) <= tolerance, name
+
+
 @each_device
 @some_layers
 @each_dtype
@@ -38,12 +46,7 @@ def test_gradients_keep_the_dtype_and_are_close_to_float64(device, case, dtype):
     layer, x = case.layer(dtype).to(device), case.input(dtype).to(device)
     output = apply(layer, x, correction)
     g = torch.randn_like(output)
-    found = gradients(output, layer, g)
-    wanted = float64_reference(layer, x, g, correction)
-    assert found.keys() == wanted.keys()
-    for name in wanted:
-        assert found[name].dtype == dtype
-        assert relative_error(found[name].cpu(), wanted[name]) <= TOLERANCE[dtype], name
+    assert_near_float64(gradients(output, layer, g), layer, x, g, correction, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("rule", [Proportional(), Disproportional()], ids=repr)
@@ -120,14 +123,11 @@ EXTREME = {
 def test_float16_holds_rows_whose_norms_or_scales_it_cannot_hold(device, build, x, g, correction):
     layer, x, g = build().to(device, torch.float16), x.half().to(device), g.half().to(device)
     found = gradients(apply(layer, x, correction), layer, g)
-    wanted = float64_reference(layer, x, g, correction)
-    for name in wanted:
-        assert found[name].isfinite().all()
-        if len(x) == 2 and name == "weight":  # every column by itself: the largest must not hide the others
-            for column in range(found[name].shape[1]):
-                one, other = found[name][:, column].cpu(), wanted[name][:, column]
-                assert relative_error(one, other) <= TOLERANCE[torch.float16]
-        assert relative_error(found[name].cpu(), wanted[name]) <= TOLERANCE[torch.float16], name
+    assert_near_float64(found, layer, x, g, correction, TOLERANCE[torch.float16])
+    if len(x) == 2:  # every column by itself: the largest must not hide the others
+        wanted = float64_reference(layer, x, g, correction)["weight"]
+        for one, other in zip(found["weight"].cpu().unbind(1), wanted.unbind(1), strict=True):
+            assert relative_error(one, other) <= TOLERANCE[torch.float16]
 
 
 @each_correction
@@ -153,11 +153,7 @@ def test_autocast_forward_is_torchs_and_gradients_keep_the_parameters_dtype(devi
     (wanted_input,) = torch.autograd.grad(plain, x, g, retain_graph=True)
     (found_input,) = torch.autograd.grad(output, x, g, retain_graph=True)
     assert torch.equal(found_input, wanted_input)
-    found = gradients(output, layer, g)
-    wanted = float64_reference(layer, x, g, correction)
-    for name in wanted:
-        assert found[name].dtype == torch.float32
-        assert relative_error(found[name].cpu(), wanted[name]) <= TOLERANCE[dtype], name
+    assert_near_float64(gradients(output, layer, g), layer, x, g, correction, TOLERANCE[dtype])
 
 
 def test_autocast_leaves_float64_alone_and_can_be_nested_and_disabled():

@@ -38,10 +38,6 @@ def by_hand(layer: Any, x: Tensor, g: Tensor, rule: Correction) -> dict[str, Ten
     return {name: torch.cat([part[name] for part in parts]).view_as(p) for name, p in trained.items()}
 
 
-def weighted(output: Tensor, g: Tensor) -> Tensor:
-    return (output * g).sum()
-
-
 def assert_near(found: dict[str, Tensor], wanted: dict[str, Tensor], rule: Correction) -> None:
     assert found.keys() == wanted.keys()
     for name in wanted:
@@ -64,7 +60,7 @@ def test_gradients_are_those_by_hand_and_of_jacobians_whatever_is_trained(case, 
         assert torch.equal(x, kept[0])
         assert torch.equal(g, kept[1])
         assert_near(found, by_hand(layer, x, g, rule), rule)
-        assert_near(found, jacobian.corrected_gradients(layer, weighted, x, g, rule), rule)
+        assert_near(found, jacobian.corrected_gradients(layer, lambda z, g: (z * g).sum(), x, g, rule), rule)
         if "weight" in trained:
             plain = gradients(layer(x), layer, g)["weight"]
             assert relative_error(found["weight"], plain) > VISIBLE, "the case shows nothing"
@@ -190,19 +186,15 @@ PATCHES = {
 }
 
 
-def norms_of_patches(x, kernel_size, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
-    box = functional.patch_squared_norm(x, kernel_size, stride, padding, dilation, groups)
-    unfolded = torch.nn.functional.unfold(x, kernel_size, dilation, padding, stride)
-    # unfold lists channels slowest, so a group's rows are contiguous.
-    return box, unfolded.unflatten(1, (groups, -1)).square().sum(2).view_as(box)
-
-
 @pytest.mark.parametrize("options", PATCHES.values(), ids=PATCHES)
 def test_patch_squared_norm_is_exact_patch_by_patch_over_sixteen_decades(options):
     """A running-sum or FFT box filter would lose the small patches beside the large, or go below zero."""
     x = torch.randn(3, 4, 7, 8) * torch.logspace(-16, 0, 8)
-    box, unfolded = norms_of_patches(x, **options)
-    torch.testing.assert_close(box, unfolded, rtol=2e-14, atol=0)
+    given = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, **options}
+    box, groups = functional.patch_squared_norm(x, **given), given.pop("groups")
+    # unfold lists channels slowest, so a group's rows are contiguous.
+    wanted = torch.nn.functional.unfold(x, **given).unflatten(1, (groups, -1)).square().sum(2).view_as(box)
+    torch.testing.assert_close(box, wanted, rtol=2e-14, atol=0)
     x = torch.cat([torch.full((1, 1, 3, 4), 1e15), torch.zeros(1, 1, 3, 8)], 3)
     box = functional.patch_squared_norm(x, (3, 3), (1, 1), (0, 0), (1, 1))
     assert torch.equal(box[..., 4:], torch.zeros_like(box[..., 4:]))

@@ -8,6 +8,7 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 from adiv_optim import BatchIdeal, Disproportional, Proportional, functional
 from tests.helpers.cases import CORRECTIONS, LAYERS, apply, each_correction, gradients, relative_error
 from tests.helpers.covering import paired
+from tests.helpers.modules import Model
 
 EXACT = 1e-9  # float64, relative; what BatchIdeal solves
 COMPILED = 1e-5  # float32, relative: the compiler may reorder sums
@@ -20,15 +21,9 @@ RULES = {"proportional": Proportional(), "batch-ideal": BatchIdeal(0.01), "dispr
 some_layers = paired("case rule", {name: LAYERS[name] for name in SOME}, RULES)
 
 
-class Through(nn.Module):
+def through(layer, correction):
     """A layer called through adiv_optim.functional, so that functional_call can swap its parameters."""
-
-    def __init__(self, layer, correction):
-        super().__init__()
-        self.layer, self.correction = layer, correction
-
-    def forward(self, input):
-        return apply(self.layer, input, self.correction)
+    return Model(lambda model, input: apply(model.layer, input, correction), layer=layer)
 
 
 def assert_a_loop(found, models, inputs):
@@ -42,7 +37,7 @@ def assert_a_loop(found, models, inputs):
 
 @some_layers
 def test_vmap_over_models_or_samples_is_a_loop(case, rule):
-    models = [Through(case.layer(), rule) for _ in range(3)]
+    models = [through(case.layer(), rule) for _ in range(3)]
     inputs = torch.stack([case.input() for _ in models])
     stacked, _ = stack_module_state(models)
 
@@ -80,7 +75,7 @@ def test_second_derivatives_raise(case, wanted, correction):
     (first,) = torch.autograd.grad(apply(layer, x, correction).square().sum(), tensors[wanted], create_graph=True)
     with pytest.raises(RuntimeError, match=r"differentiated twice.*correction=None, detach"):
         torch.autograd.grad(first.sum(), layer.weight)
-    model, x = Through(layer, correction), x.detach()
+    model, x = through(layer, correction), x.detach()
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(parameters):

@@ -30,11 +30,8 @@ def low_rank_with_zeros() -> Tensor:
 
 INVERSES = {
     "invertible": (lambda: torch.randn(5, 5), True),
-    "diagonal": (lambda: torch.diag(torch.randn(5)), True),
     "wide": (lambda: torch.randn(3, 6), False),
     "tall": (lambda: torch.randn(6, 3), False),
-    "rank-2-of-5": (lambda: low_rank(7, 5, 2), False),
-    "rank-1": (lambda: low_rank(4, 4, 1), False),
     "rank-deficient-zeros": (low_rank_with_zeros, False),
     "batch": (lambda: torch.stack([low_rank(4, 5, 2), low_rank(4, 5, 3)]), False),
     "all-zero": (lambda: torch.zeros(2, 3), None),

@@ -91,7 +91,7 @@ def test_signals_are_the_same_in_every_gauge():
         assert worst() <= 1e-10
 
 
-def test_attached_composes_copies_and_comes_off():
+def test_attached_composes_copies_is_traced_as_the_plain_one_and_comes_off():
     model, x, y = chain(), torch.randn(5, 3, 8, 8), torch.randint(3, (5,))
     plain = signals(copy.deepcopy(model), x, y)
     with uc_backpropagation(model) as handle:
@@ -100,17 +100,12 @@ def test_attached_composes_copies_and_comes_off():
         for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             for a, b in zip(signals(copied, x, y), changed, strict=True):
                 assert torch.equal(a, b)
-        graph = gauge.trace(chain(), x)
+        graph = gauge.trace(model, x)
+        assert str(graph) == str(gauge.trace(chain(), x))
         optimizer = UnitConsistent(torch.optim.Adam(model.parameters()), model, graph=graph)
         GradientOnly(optimizer, model, Proportional()).step()
     handle.remove()  # twice is once
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model)
-
-
-def test_attached_model_is_traced_as_the_plain_one():
-    model, x = chain(), torch.randn(5, 3, 8, 8)
-    with uc_backpropagation(model):
-        assert str(gauge.trace(model, x)) == str(gauge.trace(chain(), x))
 
 
 class Renaming(nn.Linear):
@@ -118,33 +113,26 @@ class Renaming(nn.Linear):
         return scale * super().forward(hidden_states)
 
 
-@pytest.mark.parametrize(
-    ("kind", "keywords"),
-    [(nn.Linear, lambda x: {"input": x}), (Renaming, lambda x: {"scale": 1.0, "hidden_states": x})],
-)
-def test_input_by_name_and_no_grad(kind, keywords):
-    layer, x = kind(3, 2), torch.randn(4, 3, requires_grad=True)
+def test_input_by_name_and_no_grad():
+    layer, x = Renaming(3, 2), torch.randn(4, 3, requires_grad=True)
     uc_backpropagation(layer)
-    layer(**keywords(x)).sum().backward()
+    layer(scale=1.0, hidden_states=x).sum().backward()
     assert relative_error(x.grad, torch.ones(4, 2) @ gauge.rz_scaling(layer.weight).canonical) <= EXACT
     with torch.no_grad():
         layer.weight[0, 0] = torch.nan  # it has no scales, and without a gradient needs none
         assert not layer(x).requires_grad
 
 
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (lambda: uc_backpropagation(nn.ReLU()), "found modules of type ReLU"),
-        (lambda: uc_backpropagation(nn.MultiheadAttention(4, 2)), "found modules of type MultiheadAttention"),
-        (lambda: uc_linear(torch.ones(2), torch.tensor([[torch.nan, 1.0]])), "are NaN or inf"),
-        (
-            lambda: [uc_backpropagation(model) for model in [nn.Sequential(nn.Linear(2, 2))] * 2],
-            "layer '0' has it already",
-        ),
-    ],
-)
-def test_mistakes_are_named(action, message):
+MISTAKES = {
+    "found modules of type ReLU": lambda: uc_backpropagation(nn.ReLU()),
+    "found modules of type MultiheadAttention": lambda: uc_backpropagation(nn.MultiheadAttention(4, 2)),
+    "are NaN or inf": lambda: uc_linear(torch.ones(2), torch.tensor([[torch.nan, 1.0]])),
+    "layer '0' has it already": lambda: [*map(uc_backpropagation, [nn.Sequential(nn.Linear(2, 2))] * 2)],
+}
+
+
+@pytest.mark.parametrize(("message", "action"), MISTAKES.items(), ids=MISTAKES)
+def test_mistakes_are_named(message, action):
     """A second set of hooks would scale by D⁻² and E⁻² without a word."""
     with pytest.raises(ValueError, match=message):
         action()

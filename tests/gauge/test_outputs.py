@@ -1,8 +1,10 @@
 """gauge.trace of outputs that are no tensors, and of models that others have made of models."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from adiv_optim import gauge
 from tests.helpers.cases import relative_error
@@ -11,17 +13,13 @@ from tests.helpers.modules import Model
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
-def relus() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-
-
 @pytest.mark.parametrize(
     "remake",
     [torch.fx.symbolic_trace, lambda model: torch.export.export(model, (torch.randn(2, 3),)).module()],
     ids=["fx", "exported"],
 )
 def test_traced_by_others_is_the_model(remake):
-    model, x = relus(), torch.randn(2, 3)
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
     wanted, remade = gauge.trace(model, x), gauge.trace(remake(model), x)
     assert str(remade) == str(wanted)
     assert list(remade.parameters) == list(wanted.parameters)
@@ -43,14 +41,7 @@ def test_decoders_of_transformers_without_their_cache(config, model):
     assert relative_error(model(tokens).logits, before.logits) <= 1e-10
 
 
-class Cache:
-    """An object with a tensor, which torch.export does not know how to return."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
-
-
 def test_outputs_that_torch_export_does_not_know_are_refused():
-    model = Model(lambda model, x: Cache(model.layer(x)), layer=nn.Linear(3, 2))
+    model = Model(lambda model, x: SimpleNamespace(hidden=model.layer(x)), layer=nn.Linear(3, 2))
     with pytest.raises(ValueError, match=r"return tensors alone \(of transformers with use_cache=False\)"):
         gauge.trace(model, torch.randn(2, 3))

@@ -84,15 +84,20 @@ def test_rows_and_columns_of_zeros_keep_scale_one():
     assert torch.equal(zeros.column_scale, torch.ones(3))
 
 
-def test_members_of_a_batch_are_told_apart():
-    weight = MATRICES["batch-some-sparse"]()
-    scaling = rz_scaling(weight)
+KERNELS = {"groups": 2, "kernel_dims": 2}
+
+
+@pytest.mark.parametrize("kernels", [{}, KERNELS], ids=["matrices", "kernels"])
+def test_members_of_a_batch_are_told_apart(kernels):
+    weight = sparse(3, 4, 2, 3, 3, density=0.8) if kernels else MATRICES["batch-some-sparse"]()
+    weight[0] = torch.randn_like(weight[0])
+    scaling = rz_scaling(weight, **kernels)
     for index in range(len(weight)):
-        alone = rz_scaling(weight[index])
-        for part, wanted in zip(scaling, alone, strict=True):
+        for part, wanted in zip(scaling, rz_scaling(weight[index], **kernels), strict=True):
             assert largest_ratio(part[index], wanted) <= RECONSTRUCTION
-    assert largest_ratio(scaling.row_scale[:1], scaling.row_scale[3:4]) > 1e-3
-    assert torch.equal(scaling.canonical[0], rz_scaling(weight[:1]).canonical[0])  # bit for bit without its neighbours
+    assert largest_ratio(scaling.row_scale[:1], scaling.row_scale[1:2]) > 1e-3
+    alone = rz_scaling(weight[:1], **kernels)
+    assert torch.equal(scaling.canonical[0], alone.canonical[0])  # bit for bit without its neighbours
 
 
 # Convolutions
@@ -138,13 +143,3 @@ def test_kernels_scale_by_channel_and_group(build, holes):
     assert largest_ratio(moved.canonical, scaling.canonical) <= INVARIANCE
     if groups > 1 and weight.shape[1] > 1:  # one matrix for all groups would be another answer
         assert largest_ratio(rz_scaling(weight, kernel_dims=kernel_dims).canonical, scaling.canonical) > 1e-3
-
-
-def test_a_stack_of_kernels_is_a_batch():
-    weight = sparse(3, 4, 2, 3, 3, density=0.8)
-    weight[1] = torch.randn(4, 2, 3, 3)
-    scaling = rz_scaling(weight, groups=2, kernel_dims=2)
-    assert scaling.column_scale.shape == (3, 4)
-    for index in range(3):
-        for part, wanted in zip(scaling, rz_scaling(weight[index], groups=2, kernel_dims=2), strict=True):
-            assert largest_ratio(part[index], wanted) <= RECONSTRUCTION

@@ -66,9 +66,7 @@ PASS = {
     "clamp-at-zero": lambda x: x.clamp(min=0),
     "max-pool-with-indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
     "avg-pool": lambda x: F.avg_pool2d(x, 3, padding=1),
-    "adaptive-avg-pool": lambda x: F.adaptive_avg_pool2d(x, 2),
     "resize": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
-    "dropout": lambda x: F.dropout(x, 0.5, training=False),
     "zero-padding": lambda x: F.pad(x, (1, 2, 0, 1)),
     "reflection-padding": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
     "other-names": lambda x: torch.clip(x, min=0).absolute().swapdims(2, 3).moveaxis(2, 3) * torch.greater(x, 0),
@@ -79,7 +77,6 @@ PASS = {
     "permute-and-back": lambda x: x.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1),
     "view-and-back": lambda x: x.view(2, 2, 2, 36).flatten(1, 2).unflatten(2, (6, 6)),
     "stack": lambda x: torch.stack([x[:, 2], x[:, 0], x[:, 1], x[:, 3]], 1),
-    "mask": lambda x: x * (x > 0),
     "mask-of-nonzeros": lambda x: x.relu() * (x.relu() != 0) + x.relu() * (x == 0),
     "looked-at-in-passing": lambda x: (x.std(), x.isnan().any(), x)[-1],
     "times-a-complex-number": lambda x: (x * (2 + 1j)).abs(),
@@ -102,7 +99,6 @@ SHARE = {
     "in-place-on-a-view": (add_in_place, 4, 2),
     "sum-over-channels": (lambda x: x.sum(1, keepdim=True), 1, 1),
     "pixel-shuffle": (lambda x: F.pixel_shuffle(x, 2), 1, 1),
-    "maximum-of-halves": (lambda x: torch.maximum(x[:, :2], x[:, 2:]), 2, 2),
     "concatenation": (lambda x: torch.cat([x, x.relu()], 1), 8, 4),
     "concatenation-along-positions": (lambda x: torch.cat([x, x.flip(1)], 3), 4, 2),
     "concatenation-with-a-pinned-one": (lambda x: torch.cat([x[:, :2].tanh(), x], 1), 6, 2),
@@ -110,6 +106,7 @@ SHARE = {
     "gated-by-sigmoid": (lambda x: F.glu(x, 1), 2, 2),
     "zero-channels": (lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)), 7, 7),
     "per-channel-gain": (lambda x, m: x * m.slope.view(4, 1, 1), 4, 8),
+    "gain-of-the-shape-of-what-it-multiplies": (lambda x, m: x * m.slope.view(4, 1, 1).expand_as(x), 4, 8),
     "per-channel-bias": (lambda x, m: x + m.slope[:, None, None], 4, 4),
     "matrix": (lambda x, m: (x.movedim(1, -1) @ m.matrix.t()).movedim(-1, 1), 4, 8),
     "linear-and-back": (lambda x, m: F.linear(x.transpose(1, 3), m.matrix, m.slope).transpose(1, 3), 4, 8),
@@ -131,7 +128,6 @@ PIN = {
     "complex-constant-added": lambda x: (x + 1j).abs(),
     "constant-padding": lambda x: F.pad(x, (1, 1), value=1.0),
     "square": lambda x: x * x,
-    "self-gate": lambda x: x * x.sigmoid(),
     "reciprocal": lambda x: 1 / (x.abs() + 1),
     "group-norm": lambda x: F.group_norm(x, 2),
     "layer-norm": lambda x: F.layer_norm(x, [4, 6, 6]),
@@ -168,12 +164,6 @@ def test_other_operation_pins_scales(function):
     check(Around(function), torch.randn(2, 3, 6, 6), 0)
 
 
-@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
-def test_models_have_the_free_scales_counted_by_hand(case):
-    graph = gauge.trace(case.model(), case.input())
-    assert graph.free == case.free
-
-
 def test_full_vgg11_traces_without_memory():
     with torch.device("meta"):
         model, x = torchvision.models.vgg11(), torch.randn(1, 3, 224, 224)
@@ -183,21 +173,20 @@ def test_full_vgg11_traces_without_memory():
     assert len(graph.parameters["classifier.0.weight"].minus.unique()) == 512
 
 
-@pytest.mark.parametrize(
-    ("layer", "shape", "free"),
-    [
-        (nn.Conv1d(4, 6, 3, groups=2), (2, 3, 9), 10),
-        (nn.Conv3d(4, 6, 2, bias=False), (2, 3, 3, 3, 3), 10),
-        (nn.ConvTranspose1d(4, 6, 2, groups=2), (2, 3, 5), 10),
-        (nn.ConvTranspose3d(4, 6, 2), (2, 3, 2, 2, 2), 10),
-        (nn.Conv1d(4, 4, 3, groups=4), (3, 9), 8),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
-)
-def test_every_convolution(layer, shape, free):
-    kind = {3: nn.Conv1d, 2: nn.Conv1d, 5: nn.Conv3d}[len(shape)]
-    model = nn.Sequential(kind(3, 4, 1), nn.ReLU(), layer, nn.ReLU(), kind(free - 4, 2, 1))
-    check(model.double(), torch.randn(shape), free)
+CONVOLUTIONS = {
+    "1d": (nn.Conv1d(4, 6, 3, groups=2), (2, 3, 9)),
+    "3d": (nn.Conv3d(4, 6, 2, bias=False), (2, 3, 3, 3, 3)),
+    "transposed-1d": (nn.ConvTranspose1d(4, 6, 2, groups=2), (2, 3, 5)),
+    "transposed-3d": (nn.ConvTranspose3d(4, 6, 2), (2, 3, 2, 2, 2)),
+    "unbatched-depthwise": (nn.Conv1d(4, 4, 3, groups=4), (3, 9)),
+}
+
+
+@pytest.mark.parametrize(("layer", "shape"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_every_convolution(layer, shape):
+    kind = nn.Conv3d if len(shape) == 5 else nn.Conv1d
+    model = nn.Sequential(kind(3, 4, 1), nn.ReLU(), layer, nn.ReLU(), kind(layer.out_channels, 2, 1))
+    check(model.double(), torch.randn(shape), 4 + layer.out_channels)
 
 
 def test_frozen_statistics_and_a_normaliser_without_weights():
@@ -244,13 +233,9 @@ def test_corrected_model_has_the_graph_of_the_plain_one(correction):
 
 def test_arguments_may_be_several_or_named():
     def two(model, x, y):
-        return {"out": model.c((model.a(x) + model.b(y)).relu())}
+        return {"out": model.b((model.a(x) + model.a(y)).relu())}
 
-    model, x, y = (
-        Model(two, a=nn.Linear(3, 4), b=nn.Linear(2, 4), c=nn.Linear(4, 1)),
-        torch.randn(2, 3),
-        torch.randn(2, 2),
-    )
+    model, x, y = Model(two, a=nn.Linear(3, 4), b=nn.Linear(4, 1)), torch.randn(2, 3), torch.randn(2, 3)
     assert gauge.trace(model, (x, y)).free == gauge.trace(model, {"x": x, "y": y}).free == 4
 
 
@@ -260,27 +245,18 @@ def test_parameter_that_the_call_does_not_use_is_listed():
     assert gauge.trace(model, torch.randn(3, 6)).unused == ("spare",)
 
 
-class DependsOnValues(nn.Linear):
-    def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else x
+DEPENDS_ON_VALUES = Model(lambda model, x: model.layer(x) if x.sum() > 0 else x, layer=nn.Linear(3, 3))
+MISTAKES = {
+    "wrong-shape": (nn.Linear(4, 2), r"cannot trace Linear with an example_input of shape \(2, 3\), .*RuntimeError"),
+    "untraceable": (DEPENDS_ON_VALUES, "torch.export cannot trace Model .*: "),
+    "lazy": (nn.LazyLinear(3), "'weight' of the model itself .* has no shape yet"),
+}
 
 
-@pytest.mark.parametrize(
-    ("model", "x", "message"),
-    [
-        (
-            nn.Linear(3, 2),
-            torch.ones(2, 4),
-            r"cannot trace Linear with an example_input of shape \(2, 4\), .*RuntimeError",
-        ),
-        (DependsOnValues(3, 3), torch.ones(2, 3), "torch.export cannot trace DependsOnValues .*: "),
-        (nn.LazyLinear(3), torch.ones(2, 3), "'weight' of the model itself .* has no shape yet"),
-    ],
-    ids=["wrong-shape", "untraceable", "lazy"],
-)
-def test_mistakes_are_named(model, x, message):
+@pytest.mark.parametrize(("model", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_named(model, message):
     with pytest.raises(ValueError, match=message):
-        gauge.trace(model, x)
+        gauge.trace(model, torch.ones(2, 3))
 
 
 def test_random_gauge_is_log_normal():

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from adiv_optim import Whitened
 from tests.helpers.loops import DIFFERENT, EXACT, deviation, elsewhere, weights
+from tests.helpers.modules import Model
 from tests.helpers.remembered import rows_counted
 from tests.helpers.seeds import manual_seed
 
@@ -315,22 +316,13 @@ def test_neuraloperator_takes_the_steps_of_the_plain_loop():
 
 
 class TestKeras:
-    def model(self, body):
-        keras = pytest.importorskip("keras")
-        kind = {"dtype": "float64"}
-        return keras.Sequential([keras.Input((2,), **kind), keras.layers.TorchModuleWrapper(body, **kind)])
-
-    def test_steps_are_those_of_the_plain_loop(self, tmp_path):
-        body = network()
-        model = self.model(body)
+    def test_steps_are_those_of_the_plain_loop(self):
+        keras, body, kind = pytest.importorskip("keras"), network(), {"dtype": "float64"}
+        model = keras.Sequential([keras.Input((2,), **kind), keras.layers.TorchModuleWrapper(body, **kind)])
         optimizer = whitened(body, adam(model.parameters()))
         train(model, optimizer, regression)
         assert all_treated(optimizer)
         assert deviation(weights(body), trained(network(), regression)) <= EXACT
-        model.save_weights(tmp_path / "model.weights.h5")
-        loaded = network()
-        self.model(loaded).load_weights(tmp_path / "model.weights.h5")
-        assert deviation(weights(loaded), weights(body)) == 0
 
     def test_dense_layers_of_keras_are_refused(self):
         keras = pytest.importorskip("keras")
@@ -351,68 +343,39 @@ def with_torchs_linear(model, kind):
     return model
 
 
-@pytest.fixture
-def known(monkeypatch):
-    """Make a class known by `input_rows` for the length of a test."""
-    return lambda kind: monkeypatch.setattr(kind, "input_rows", lambda layer, rows: rows, raising=False)
+def graphs():
+    """A network on a graph, the class of its linear layers, a loss, and what takes the plain step."""
+    geometric = pytest.importorskip("torch_geometric.nn")
+    parts = {"first": geometric.SAGEConv(5, 8), "second": geometric.GATConv(8, 3)}
+    net = Model(lambda net, x, edges: net.second(net.first(x, edges).relu(), edges), **parts)
+    x, edges = torch.randn(12, 5), torch.randint(12, (2, 40))
+    plain = {"second.att_src", "second.att_dst", "second.bias"}
+    return net, geometric.Linear, lambda net: cross_entropy(net(x, edges), torch.arange(12) % 3), plain
 
 
-class TestTorchGeometric:
-    def net(self):
-        geometric = pytest.importorskip("torch_geometric.nn")
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.second = geometric.SAGEConv(5, 8), geometric.GATConv(8, 3)
-
-            def forward(self, x, edges):
-                return self.second(self.first(x, edges).relu(), edges)
-
-        manual_seed(0)
-        return Net()
-
-    def loss(self, model):
-        generator = torch.Generator().manual_seed(1)
-        x, edges = torch.randn(12, 5, generator=generator), torch.randint(12, (2, 40), generator=generator)
-        return cross_entropy(model(x, edges), torch.arange(12) % 3)
-
-    def test_steps_are_those_with_linear_layers_of_torch(self, known):
-        kind = pytest.importorskip("torch_geometric.nn").Linear
-        known(kind)
-        model = self.net()
-        optimizer = whitened(model)
-        train(model, optimizer, self.loss)
-        attention = {"second.att_src", "second.att_dst", "second.bias"}
-        assert optimizer.coverage().skipped.keys() == attention
-        assert len(optimizer.coverage().treated) == len(weights(model)) - len(attention)
-        assert deviation(weights(model), trained(with_torchs_linear(self.net(), kind), self.loss)) <= EXACT
+def flow():
+    zuko, x, context = pytest.importorskip("zuko"), torch.randn(12, 3), torch.randn(12, 2)
+    flow = zuko.flows.RealNVP(3, 2, transforms=2, hidden_features=[8])
+    return flow, zuko.nn.Linear, lambda flow: -flow(context).log_prob(x).mean(), set()
 
 
-class TestZuko:
-    def flow(self, kind="RealNVP"):
-        flows = pytest.importorskip("zuko").flows
-        manual_seed(0)
-        return getattr(flows, kind)(3, 2, transforms=2, hidden_features=[8])
+@pytest.mark.parametrize("build", [graphs, flow])
+def test_steps_of_declared_layers_are_those_of_torchs_linear_layers(build, monkeypatch):
+    model, kind, loss, plain = build()
+    monkeypatch.setattr(kind, "input_rows", lambda layer, rows: rows, raising=False)
+    twin = with_torchs_linear(copy.deepcopy(model), kind)
+    optimizer = whitened(model)
+    train(model, optimizer, loss)
+    assert optimizer.coverage().skipped.keys() == plain
+    assert len(optimizer.coverage().treated) == len(weights(model)) - len(plain)
+    assert deviation(weights(model), trained(twin, loss)) <= EXACT
 
-    def loss(self, flow):
-        generator = torch.Generator().manual_seed(1)
-        x, context = torch.randn(12, 3, generator=generator), torch.randn(12, 2, generator=generator)
-        return -flow(context).log_prob(x).mean()
 
-    def test_steps_are_those_with_linear_layers_of_torch(self, known):
-        kind = pytest.importorskip("zuko").nn.Linear
-        known(kind)
-        model = self.flow()
-        optimizer = whitened(model)
-        train(model, optimizer, self.loss)
-        assert all_treated(optimizer)
-        assert deviation(weights(model), trained(with_torchs_linear(self.flow(), kind), self.loss)) <= EXACT
-
-    def test_masked_layers_stay_plain(self, known):
-        known(pytest.importorskip("zuko").nn.Linear)
-        with pytest.raises(ValueError, match="MaskedLinear is a subclass of Linear, whose weight may multiply"):
-            whitened(self.flow("MAF"))
+def test_masked_layers_of_zuko_stay_plain(monkeypatch):
+    zuko = pytest.importorskip("zuko")
+    monkeypatch.setattr(zuko.nn.Linear, "input_rows", lambda layer, rows: rows, raising=False)
+    with pytest.raises(ValueError, match="MaskedLinear is a subclass of Linear, whose weight may multiply"):
+        whitened(zuko.flows.MAF(3, 2, transforms=2, hidden_features=[8]))
 
 
 class TestFastai:

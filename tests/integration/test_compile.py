@@ -25,6 +25,7 @@ from tests.helpers.loops import (
     train,
     weights,
 )
+from tests.helpers.modules import Model
 from tests.helpers.remembered import covariance_of, remembered, rows_counted
 from tests.helpers.steps import network
 from tests.wrappers import WRAPPERS
@@ -90,18 +91,10 @@ def test_compiled_step(method):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 12  # without the wrapper there are 3
 
 
-class Block(nn.Module):
-    """Attention: q, k and v read one tensor, `out` one of the same width, and memory is free to be used again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(6)
-        self.q, self.k, self.v, self.out = (nn.Linear(6, 6, bias=bias) for bias in (True, True, False, True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x_ = self.norm(x)
-        mixed = F.scaled_dot_product_attention(self.q(x_), self.k(x_), self.v(x_))
-        return x + self.out(mixed)
+def attention(model: Any, x: Tensor) -> Tensor:
+    """q, k and v read one tensor, `out` one of the same width, and memory is free to be used again."""
+    x_ = model.norm(x)
+    return x + model.out(F.scaled_dot_product_attention(model.q(x_), model.k(x_), model.v(x_)))
 
 
 class Network(nn.Module):
@@ -110,7 +103,8 @@ class Network(nn.Module):
     def __init__(self, again: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks, self.head = nn.ModuleList([Block()]), nn.Linear(6, 3)
+        layers = {name: nn.Linear(6, 6, bias=name != "v") for name in ("q", "k", "v", "out")}
+        self.blocks, self.head = nn.ModuleList([Model(attention, norm=nn.LayerNorm(6), **layers)]), nn.Linear(6, 3)
         self.again = again
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,17 +120,13 @@ def batches(sizes: tuple[int, ...] = (8,) * 7) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def eager(model: nn.Module) -> nn.Module:
-    return model
-
-
 def whole(backend: str = BACKEND, **settings: Any) -> Callable[[nn.Module], Any]:
     return lambda model: torch.compile(model, backend=backend, fullgraph=True, **settings)
 
 
 def trained(
     name: str,
-    compiled: Callable[[nn.Module], Any] = eager,
+    compiled: Callable[[nn.Module], Any] = lambda model: model,
     sizes: tuple[int, ...] = (8,) * 7,
     again: bool = False,
     autocast: bool = False,
@@ -187,33 +177,28 @@ def test_uses(settings):
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_backends_that_run_the_graph_as_it_is_and_that_generate_code(backend):
-    (model, _), (plain, _) = (trained("whitened", how, MEASURED) for how in (whole(backend, dynamic=False), eager))
+    model, _ = trained("whitened", whole(backend, dynamic=False), MEASURED)
+    plain, _ = trained("whitened", sizes=MEASURED)
     assert deviation(weights(model), weights(plain)) <= EXACT
 
 
 def test_a_tensor_that_is_written_to_between_two_layers_is_another_one():
-    class Writes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.q, self.k, self.v = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-            self.q.requires_grad_(False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.sin()
-            found = self.q(x)
-            x.mul_(2)
-            return found + self.k(x) + self.v(x)
+    def writes(model: Any, x: Tensor) -> Tensor:
+        x = x.sin()
+        found = model.q(x)
+        x.mul_(2)
+        return found + model.k(x) + model.v(x)
 
     def covariances(compiled: Callable[[nn.Module], Any]) -> list[Tensor]:
-        model = Writes().requires_grad_(True)
+        torch.manual_seed(0)
+        model = Model(writes, q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4))
         optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, graft_norm=False)
         model.q.requires_grad_(False)  # nothing needs x as it was
         compiled(model)(torch.arange(12.0).view(3, 4)).sum().backward()
         optimizer.step()
         return [covariance_of(optimizer, layer) for layer in (model.k, model.v)]
 
-    for found, wanted in zip(covariances(whole()), covariances(eager), strict=True):
+    for found, wanted in zip(covariances(whole()), covariances(lambda model: model), strict=True):
         assert relative_error(found, wanted) <= EXACT
 
 
@@ -250,22 +235,17 @@ def test_inference_mode_counts_nothing_though_gradients_are_enabled():
 
 
 def test_a_layer_that_comes_between_measurements_counts_from_the_next_one_on():
-    def rows(compiled: bool) -> float:
-        torch.manual_seed(0)
-        model = network(4, 4, 2)
-        model[0].requires_grad_(False)
-        optimizer = Whitened(torch.optim.SGD(model[2].parameters(), lr=0.1), model, every=2)
-        function = whole()(model) if compiled else model
-        for step in range(8):
-            if step == 6:  # which does not measure
-                model[0].requires_grad_(True)
-                optimizer.add_param_group({"params": list(model[0].parameters())})
-            optimizer.zero_grad()
-            function(torch.randn(3, 4)).square().sum().backward()
-            optimizer.step()
-        return rows_counted(optimizer)["0.weight"]
-
-    assert rows(compiled=True) == rows(compiled=False) == 3
+    model = network(4, 4, 2)
+    model[0].requires_grad_(False)
+    optimizer, compiled = Whitened(torch.optim.SGD(model[2].parameters(), lr=0.1), model, every=2), whole()(model)
+    for step in range(8):
+        if step == 6:  # which does not measure
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+        optimizer.zero_grad()
+        compiled(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+    assert rows_counted(optimizer)["0.weight"] == 3
 
 
 @pytest.mark.filterwarnings("ignore:Whitened takes plain steps. no layer has seen a row")

@@ -7,11 +7,12 @@ import copy
 import itertools
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils import _pytree as pytree
@@ -282,23 +283,28 @@ def test_detached_it_is_the_optimizer_within(name):
             assert identical(train(each, steps, range(1, 3)), wanted), case.label
 
 
+def interrupted(optimizer: Any, steps: Any, register: Callable[..., Any]) -> list[Tensor]:
+    """The weights where a hook of the inner optimizer raises, after which gradients are the model's own."""
+    within, gradients = list[Tensor](), list[Any]()
+
+    def fail(*_: Any) -> None:
+        within.extend(weights(optimizer.model))
+        raise RuntimeError("planted")
+
+    optimizer.register_step_pre_hook(lambda it, *_: gradients.extend(p.grad for p in it.model.parameters()))
+    register(fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        train(optimizer, steps, range(1, 2))
+    assert all(p.grad is own for p, own in zip(optimizer.model.parameters(), gradients, strict=True))
+    return within
+
+
 @each_wrapper
 def test_exception_within_the_step_restores_weights_and_gradients(name):
     for case in of_random_networks(name):
         optimizer, steps = case.start(name)
-        before, within = train(optimizer, steps, range(1)), []
-
-        def fail(*_: Any, optimizer: Any = optimizer, within: list[Any] = within) -> None:
-            within.extend(weights(optimizer.model))
-            raise RuntimeError("planted")
-
-        gradients: list[Any] = []
-        optimizer.register_step_pre_hook(lambda it, *_, to=gradients: to.extend(p.grad for p in it.model.parameters()))
-        optimizer.inner.register_step_pre_hook(fail)
-        with pytest.raises(RuntimeError, match="planted"):
-            train(optimizer, steps, range(1, 2))
-        assert len(within) == len(before)
-        assert all(p.grad is own for p, own in zip(optimizer.model.parameters(), gradients, strict=True))
+        before = train(optimizer, steps, range(1))
+        assert len(interrupted(optimizer, steps, optimizer.inner.register_step_pre_hook)) == len(before)
         assert identical(weights(optimizer.model), before), case.label
 
 
@@ -313,18 +319,8 @@ def test_exception_half_way_restores_gradients_and_the_weights_that_are_mapped(n
         before = train(optimizer, steps, range(1))
         names = optimizer.coverage().treated if name in MAPPING else ()
         mapped = {id(optimizer.model.get_parameter(each)) for each in names}
-        gradients, stepped = list[Any](), list[Any]()
-
-        def fail(*_: Any, optimizer: Any = optimizer, to: list[Any] = stepped) -> None:
-            to.extend(weights(optimizer.model))
-            raise RuntimeError("planted")
-
-        optimizer.register_step_pre_hook(lambda it, *_, to=gradients: to.extend(p.grad for p in it.model.parameters()))
-        optimizer.inner.register_step_post_hook(fail)
-        with pytest.raises(RuntimeError, match="planted"):
-            train(optimizer, steps, range(1, 2))
+        stepped = interrupted(optimizer, steps, optimizer.inner.register_step_post_hook)
         parameters = list(optimizer.model.parameters())
-        assert all(p.grad is own for p, own in zip(parameters, gradients, strict=True))
         wanted = [old if id(p) in mapped else new for p, old, new in zip(parameters, before, stepped, strict=True)]
         assert identical(weights(optimizer.model), wanted), case.label
         assert not identical(stepped, before), case.label

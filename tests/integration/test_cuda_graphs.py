@@ -3,10 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from tests.helpers.cases import needs_cuda
-from tests.helpers.loops import DIFFERENT, EXACT, METHODS, Batch, deviation, network, sgd, train, weights
+from tests.helpers.loops import DIFFERENT, EXACT, METHODS, Batch, deviation, images, network, sgd, train, weights
 
 pytestmark = [needs_cuda, pytest.mark.usefixtures("in_float64")]
 
@@ -15,19 +14,11 @@ WARM = 3
 
 
 def on_cuda(count: int = 6) -> list[Batch]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(8, 2, 5, 5, generator=generator).cuda(), torch.randint(3, (8,), generator=generator).cuda())
-        for _ in range(count)
-    ]
-
-
-def cuda_network() -> nn.Module:
-    return network().cuda()
+    return [(x.cuda(), y.cuda()) for x, y in images(count)]
 
 
 def built(name: str):
-    model = cuda_network()
+    model = network().cuda()
     return model, METHODS[name].wrap(sgd(model), model, on_cuda(1)[0][0])
 
 
@@ -65,7 +56,7 @@ def check(name: str, whole: bool) -> None:
     eager, eager_optimizer = built(name)
     train(eager, eager_optimizer, on_cuda())
     assert deviation(weights(model), weights(eager)) <= EXACT
-    bare = cuda_network()
+    bare = network().cuda()
     train(bare, sgd(bare), on_cuda())
     assert deviation(weights(bare), weights(eager)) > DIFFERENT
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this torch has no backends in Python",
 )
-STEPS, EXACT, ROUNDED = 6, 1e-9, 1e-5
+STEPS = 6
 
 
 class Split(nn.Module):
@@ -59,20 +59,15 @@ def _path(name: str, first: str, second: str, dtype: torch.dtype) -> list[list[f
     return [p.detach().flatten().tolist() for p in model.parameters()]
 
 
-def _apart(name: str) -> list[list[float]]:
+def _there(name: str, dtype: torch.dtype) -> list[list[float]]:
     from tests.helpers.pretended import NAME, Pretending  # in a process of its own
 
-    with Pretending():
-        return _path(name, NAME, "cpu", torch.float64)
-
-
-def _without_float64(name: str) -> list[list[float]]:
-    from tests.helpers.pretended import NAME, Pretending
-
     with pytest.MonkeyPatch.context() as patch, Pretending():
+        if dtype == torch.float64:
+            return _path(name, NAME, "cpu", dtype)
         patch.setattr(Pretending, "narrow", True)
         patch.setattr(_device, "widest_dtype", lambda device: torch.float32 if device.type == NAME else torch.float64)
-        return _path(name, NAME, NAME, torch.float32)
+        return _path(name, NAME, NAME, dtype)
 
 
 def _mixed() -> None:
@@ -89,17 +84,11 @@ def process():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_model_on_two_devices_takes_the_steps_that_it_takes_on_the_cpu(name, process):
-    found = process.submit(_apart, name).result()
-    for one, other in zip(found, _path(name, "cpu", "cpu", torch.float64), strict=True):
-        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_model_on_one_device_that_lacks_float64_takes_them_too(name, process):
-    found = process.submit(_without_float64, name).result()
-    for one, other in zip(found, _path(name, "cpu", "cpu", torch.float32), strict=True):
-        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=ROUNDED, atol=ROUNDED)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)], ids=["two", "narrow"])
+def test_a_model_on_two_devices_or_one_that_lacks_float64_steps_as_on_the_cpu(name, dtype, tolerance, process):
+    found = process.submit(_there, name, dtype).result()
+    for one, other in zip(found, _path(name, "cpu", "cpu", dtype), strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=tolerance, atol=tolerance)
 
 
 def test_what_is_on_different_devices_does_not_mix(process):

@@ -6,46 +6,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import AdamW
+from torch import Tensor
 
 from tests.helpers.covering import paired
+from tests.helpers.loops import adamw, images, network
 from tests.helpers.revive import leaves
 from tests.helpers.revive import same_leaves as same
-from tests.helpers.seeds import manual_seed
 from tests.wrappers import Wrapper, each_wrapper
-
-SHAPE = (6, 2, 5, 5)
 
 
 def built(wrap: Wrapper) -> Any:
-    manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
-    return wrap(AdamW(model.parameters(), lr=1e-2, eps=1e-3), model, torch.zeros(1, *SHAPE[1:]))
+    model = network()
+    return wrap(adamw(model), model, images(1)[0][0])
 
 
-def batches(count: int) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(SHAPE, generator=generator), torch.randint(3, SHAPE[:1], generator=generator))
-        for _ in range(count)
-    ]
-
-
-def nan_loss(x: Tensor) -> tuple[Tensor, float]:
-    return x, torch.nan
-
-
-def nan_row(x: Tensor) -> tuple[Tensor, float]:
-    return x.index_fill(0, torch.tensor([1]), torch.nan), 1.0
-
-
-def infinite_row(x: Tensor) -> tuple[Tensor, float]:
-    return x.index_fill(0, torch.tensor([1]), torch.inf), 1.0
-
-
-#: x → x, and what to multiply the loss by.
-POISONS = {"nan-loss": nan_loss, "nan-row": nan_row, "infinite-row": infinite_row}
+#: What one row of x is filled with, or x stays as it is; and what the loss is multiplied by.
+POISONS = {"nan-loss": (None, torch.nan), "nan-row": (torch.nan, 1.0), "infinite-row": (torch.inf, 1.0)}
 #: How a training loop may drop gradients.
 BY_OPTIMIZER: dict[str, Callable[[Any], None]] = {
     "optimizer": lambda optimizer: optimizer.zero_grad(),
@@ -57,7 +33,9 @@ BY_MODEL: dict[str, Callable[[Any], None]] = {
 }
 
 
-def step(optimizer: Any, scaler: Any, x: Tensor, y: Tensor, clear: Callable[[Any], None], factor: float = 1.0) -> None:
+def step(optimizer: Any, scaler: Any, x: Tensor, y: Tensor, clear: Callable[[Any], None], poison: Any = None) -> None:
+    row, factor = poison or (None, 1.0)
+    x = x if row is None else x.index_fill(0, torch.tensor([1]), row)
     clear(optimizer)
     scaler.scale(factor * F.cross_entropy(optimizer.model(x), y)).backward()
     scaler.step(optimizer)
@@ -69,11 +47,10 @@ def step(optimizer: Any, scaler: Any, x: Tensor, y: Tensor, clear: Callable[[Any
 def test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been(wrap, poison, clear):
     optimizer, clean = built(wrap), built(wrap)
     scaler, other = (torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2))
-    for number, (x, y) in enumerate(batches(6)):
+    for number, (x, y) in enumerate(images(6)):
         if number in (0, 3):
             before = copy.deepcopy(leaves(optimizer))
-            bad, factor = poison(x)
-            step(optimizer, scaler, bad, y, clear, factor)
+            step(optimizer, scaler, x, y, clear, poison)
             assert same(leaves(optimizer), before)
         step(optimizer, scaler, x, y, clear)
         step(clean, other, x, y, clear)
@@ -86,10 +63,9 @@ def test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been(wrap, poison,
 def test_poisoned_batch_under_grad_scaler_leaves_everything_finite(wrap, poison, clear):
     # Whitened, which has no part in a model's zero_grad, may count the rows of the batch; see its docstring.
     optimizer, scaler = built(wrap), torch.amp.GradScaler("cpu")
-    for number, (x, y) in enumerate(batches(6)):
+    for number, (x, y) in enumerate(images(6)):
         if number in (0, 3):
-            bad, factor = poison(x)
-            step(optimizer, scaler, bad, y, clear, factor)
+            step(optimizer, scaler, x, y, clear, poison)
         before = optimizer.model[0].weight.detach().clone()
         step(optimizer, scaler, x, y, clear)
         assert not torch.equal(optimizer.model[0].weight, before)

@@ -20,6 +20,7 @@ from adiv_optim.rows.layers import Corrected
 from tests import wrappers
 from tests.helpers import checkpoints, loops
 from tests.helpers.loops import DIFFERENT, Method, Weights, adamw, deviation, plain_loop, sgd, split, weights
+from tests.helpers.modules import Model
 from tests.helpers.processes import needs_distributed, on_processes
 from tests.wrappers import Wrapper, by_inputs
 
@@ -66,12 +67,7 @@ THREE = [("whitened", "adamw"), ("unit-consistent-layer", "sgd")]
 HYBRID = [(2, 1), (1, 2)]
 #: Wrappers that must know of all rows of a weight.
 NEEDS_ROWS = ["whitened", "input-scaled"]
-KINDS = {
-    "input-scaled": "InputScaled",
-    "preconditioned": "Preconditioned",
-    "unit-consistent": "UnitConsistent",
-    "whitened": "Whitened",
-}
+KINDS = ("input-scaled", "preconditioned", "unit-consistent", "whitened")
 #: Biases that take the plain step; their scales are those of tanh and of the network's outputs, which are pinned.
 PLAIN_BIASES = {"input-scaled": ("0.bias", "3.bias", "5.bias"), "unit-consistent": ("4.bias", "6.bias")}
 #: Steps before a checkpoint, of which the last measures nothing: what is used then was measured before.
@@ -81,13 +77,6 @@ RESUMED = [*CORRECTED, *BY_INPUTS, "unit-consistent"]
 CHECKPOINTS = [*((name, False) for name in RESUMED), ("proportional", True), ("whitened", True)]
 
 
-class Behind(nn.Module):
-    """Leaves out two outputs: a process that holds their weights alone takes no step there."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, 2:]
-
-
 def built(name: str, moved: float = 0.0) -> nn.Module:
     """Rows that two processes share unevenly, one of three having none; for gauges groups, on three cut within one.
 
@@ -95,8 +84,9 @@ def built(name: str, moved: float = 0.0) -> nn.Module:
     """
     torch.manual_seed(0)
     groups = [nn.Conv2d(4, 4, 1, groups=2)] if name in BY_GAUGE else []
-    first, last = [nn.Conv2d(2, 4, 3), nn.ReLU(), *groups], [nn.Linear(36, 7), nn.Tanh(), nn.Linear(7, 4), Behind()]
-    model = nn.Sequential(*first, nn.Flatten(), *last)
+    # Two outputs are left out: a process that holds their weights alone takes no step there.
+    last = [nn.Linear(36, 7), nn.Tanh(), nn.Linear(7, 4), Model(lambda _, x: x[:, 2:])]
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), *groups, nn.Flatten(), *last)
     with torch.no_grad():
         for p in model.parameters():
             p += moved
@@ -316,7 +306,8 @@ def test_fsdp2_detached_is_plain(two):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_fsdp1_is_refused_where_rows_are_needed(two, name):
-    message = rf"{KINDS[name]}.* has sharded parameters \(flat\), which no process holds; use .*GradientOnly"
+    kind = name.title().replace("-", "")
+    message = rf"{kind}.* has sharded parameters \(flat\), which no process holds; use .*GradientOnly"
     for rank in two:
         assert re.match(message, rank[f"fsdp1-{name}"])
 

@@ -30,6 +30,7 @@ from tests.helpers.loops import (
     train,
     weights,
 )
+from tests.helpers.modules import Model
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -51,25 +52,21 @@ def test_gradient_accumulation(method):
     assert deviation(weights(model), last) > DIFFERENT
 
 
-class Blocks(nn.Module):
+def blocks(use_reentrant: bool | None = None) -> nn.Module:
     """A block of its own, and one layer that two other blocks share, each a segment of the checkpointed pass."""
 
-    def __init__(self, use_reentrant: bool | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.own = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
-        self.shared = nn.Linear(8, 8)
-        self.use_reentrant = use_reentrant
+    def forward(model: Any, x: Tensor) -> Tensor:
+        def shared(x: Tensor) -> Tensor:
+            return F.relu(model.shared(x)) + x
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in (self.own, self._shared, self._shared):
-            x = block(x) if self.use_reentrant is None else checkpoint(block, x, use_reentrant=self.use_reentrant)
-        return self.head(x)
+        x = model.stem(x)
+        for block in (model.own, shared, shared):
+            x = block(x) if use_reentrant is None else checkpoint(block, x, use_reentrant=use_reentrant)
+        return model.head(x)
 
-    def _shared(self, x: Tensor) -> Tensor:
-        return F.relu(self.shared(x)) + x
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
+    return Model(forward, stem=nn.Linear(6, 8), own=own, shared=nn.Linear(8, 8), head=nn.Linear(8, 3))
 
 
 def rows(count: int = 4) -> list[tuple[Tensor, Tensor]]:
@@ -80,12 +77,12 @@ def rows(count: int = 4) -> list[tuple[Tensor, Tensor]]:
 @each_method
 @pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 def test_activation_checkpointing(method, use_reentrant):
-    model = Blocks(use_reentrant)
+    model = blocks(use_reentrant)
     optimizer = method.wrap(adamw(model), model, rows(1)[0][0])
     for batch in rows():
         accumulated(model, optimizer, batch, 2)
-    assert deviation(weights(model), plain_loop(method, rows(), build=Blocks, parts=2)) <= EXACT
-    assert deviation(weights(model), weights(Blocks())) > DIFFERENT
+    assert deviation(weights(model), plain_loop(method, rows(), build=blocks, parts=2)) <= EXACT
+    assert deviation(weights(model), weights(blocks())) > DIFFERENT
 
 
 LIMIT = 0.05

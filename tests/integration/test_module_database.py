@@ -20,23 +20,9 @@ pytestmark = [  # torch's own, of modules that its database builds
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
 ]
 #: What has layers to correct inside.
-AFFINE = [
-    "Linear",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "LazyConv1d",
-    "LazyConv2d",
-    "LazyConv3d",
-    "TransformerEncoderLayer",
-    "TransformerEncoder",
-]
-CORRECTIONS = {
-    "proportional": Proportional(),
-    "disproportional": Disproportional(),
-    "batch-ideal": BatchIdeal(),
-}
-each_affine = pytest.mark.parametrize("name", AFFINE)
+AFFINE = ["Linear", *(f"{kind}{dims}d" for kind in ("Conv", "LazyConv") for dims in (1, 2, 3))]
+AFFINE += ["TransformerEncoderLayer", "TransformerEncoder"]
+CORRECTIONS = {"proportional": Proportional(), "disproportional": Disproportional(), "batch-ideal": BatchIdeal()}
 
 
 def samples(name: str, dtype: torch.dtype) -> Iterator[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:

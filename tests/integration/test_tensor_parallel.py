@@ -11,6 +11,7 @@ from torch import Tensor, distributed, nn
 from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
 from tests.helpers import checkpoints
 from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd
+from tests.helpers.modules import Model
 from tests.helpers.processes import needs_distributed, on_processes
 
 pytestmark = [
@@ -23,21 +24,15 @@ parallel = pytest.importorskip("torch.distributed.tensor.parallel")
 EXACT = 1e-12
 
 
-class Network(nn.Module):
-    """An embedding and a norm, a pair of layers that processes share, and a head that each has whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.norm = nn.Embedding(11, 4), nn.LayerNorm(4)
-        self.up, self.down, self.head = nn.Linear(4, 12), nn.Linear(12, 5), nn.Linear(5, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(F.relu(self.down(F.relu(self.up(self.norm(self.embed(tokens)))))))
+def compute(model: Any, tokens: Tensor) -> Tensor:
+    return model.head(F.relu(model.down(F.relu(model.up(model.norm(model.embed(tokens)))))))
 
 
 def network() -> nn.Module:
+    """An embedding and a norm, a pair of layers that processes share, and a head that each has whole."""
     torch.manual_seed(0)
-    return Network()
+    linear = {name: nn.Linear(*ends) for name, ends in {"up": (4, 12), "down": (12, 5), "head": (5, 3)}.items()}
+    return Model(compute, embed=nn.Embedding(11, 4), norm=nn.LayerNorm(4), **linear)
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:

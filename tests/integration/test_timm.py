@@ -12,13 +12,7 @@ from adiv_optim import gauge
 from tests.fuzz.compare import drawn, path_deviation
 from tests.fuzz.trainings import Training
 from tests.helpers.cases import relative_error
-from tests.helpers.loops import (
-    DIFFERENT,
-    EXACT,
-    METHODS,
-    sgd,
-    train,
-)
+from tests.helpers.loops import DIFFERENT, EXACT, METHODS, sgd, train
 from tests.wrappers import WRAPPERS
 
 timm = pytest.importorskip("timm")

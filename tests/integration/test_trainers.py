@@ -280,19 +280,3 @@ def test_divergence_refuses_the_optimizer_of_a_trainer():
         with pytest.raises(TypeError, match=r"of type AcceleratedOptimizer; pass .*optimizer\.optimizer of Lightning"):
             divergence(model, F.cross_entropy, x, y, optimizer=wrapped)
         assert divergence(model, F.cross_entropy, x, y, optimizer=wrapped.optimizer).descent > 0
-
-
-def test_divergence_refuses_lightnings_optimizer():
-    module, measured = TRAINERS["lightning"].module("whitened"), []
-    step = module.training_step
-
-    def measuring(batch, batch_idx):
-        with pytest.raises(TypeError, match=r"of type LightningWhitened; pass .*optimizer\.optimizer of Lightning"):
-            divergence(module.net, F.cross_entropy, *batch, optimizer=module.optimizers())
-        within = module.optimizers().optimizer
-        measured.append(divergence(module.net, F.cross_entropy, *batch, optimizer=within))
-        return step(batch, batch_idx)
-
-    module.training_step = measuring
-    TRAINERS["lightning"].train(module, images(1))
-    assert [found.optimizer for found in measured] == ["Whitened(AdamW)"]

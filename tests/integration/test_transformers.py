@@ -8,21 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from adiv_optim import Whitened, attach, coverage, detach, jacobian
 from tests.helpers.cases import relative_error
-from tests.helpers.loops import (
-    DIFFERENT,
-    EXACT,
-    METHODS,
-    adamw,
-    deviation,
-    each_method,
-    plain_loop,
-    train,
-    weights,
-)
+from tests.helpers.loops import DIFFERENT, EXACT, METHODS, adamw, deviation, each_method, plain_loop, train, weights
+from tests.helpers.modules import Model
 from tests.integration.test_trainers import TRAINERS, constant
 
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -67,20 +57,9 @@ def sentences():
     ]
 
 
-class Logits(nn.Module):
+def with_logits(net):
     """The model as a plain loop calls it."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, ids):
-        return self.net(ids).logits
-
-
-def reference(method, build):
-    found = plain_loop(method, sentences(), build=lambda: Logits(build()))
-    return {name.removeprefix("net."): value for name, value in found.items()}
+    return Model(lambda model, ids: model.net(ids).logits, net=net)
 
 
 @each_method
@@ -89,9 +68,10 @@ def test_transformers_model_in_its_trainer(build, method, tmp_path):
     model = build()
     optimizer = method.wrap(adamw(model), model, sentences()[0][0])
     TRAINERS["transformers"].train(model, (optimizer, constant(optimizer)), sentences(), tmp_path, argument="input_ids")
-    wanted = reference(method, build)
+    found = plain_loop(method, sentences(), build=lambda: with_logits(build()))
+    wanted = {name.removeprefix("net."): value for name, value in found.items()}
     assert deviation(weights(model), wanted) <= EXACT
-    bare = Logits(build())
+    bare = with_logits(build())
     train(bare, adamw(bare), sentences())
     assert deviation(weights(bare.net), wanted) > DIFFERENT
 
@@ -149,6 +129,6 @@ def test_an_attached_gpt2_is_unpickled_where_transformers_has_not_been_imported(
 def test_gpt2_as_it_is_is_treated_in_conv1d(name):
     model = gpt2()
     optimizer = METHODS[name].wrap(adamw(model), model, None)
-    train(Logits(model), optimizer, sentences())
+    train(with_logits(model), optimizer, sentences())
     assert optimizer.coverage().treated["score.weight"] == f"{name}, 8 columns"
     assert optimizer.coverage().treated["transformer.h.0.mlp.c_fc.weight"] == f"{name}, 9 columns"

@@ -4,6 +4,7 @@ There `.item()`, `bool(tensor)` and `.cpu()` raise. What a measurement must know
 counted.
 """
 
+import copy
 import warnings
 from functools import partial
 from itertools import product
@@ -21,27 +22,27 @@ from adiv_optim import (
     _device,
     functional,
     gauge,
-    layers,
 )
 from tests.helpers.cases import needs_cuda
 from tests.helpers.loops import images, train
 from tests.helpers.seeds import manual_seed
+from tests.layers.test_contract import LAYERS
 from tests.wrappers import REMEMBERING, WRAPPERS, Wrapper, by_inputs, each_wrapper
 
 STEPS, EVERY = 8, 4  # of two rounds, the second of which measures at its third step
 #: Layers of `network` that are measured, one of them of two groups.
-LAYERS = 4
+MEASURED = 4
 #: By wrapper, how often a measurement waits; the others measure nothing.
 WAITS = {
-    "input-scaled": 1 + LAYERS,
-    "preconditioned": 1 + LAYERS,
+    "input-scaled": 1 + MEASURED,
+    "preconditioned": 1 + MEASURED,
     # Whether the sums are finite, whether the equations are solved, and how far the scales moved.
     "unit-consistent": 3,
     # How uneven the covariance is, its eigenvalues, and whether the root is finite.
-    "whitened": 1 + 3 * LAYERS,
+    "whitened": 1 + 3 * MEASURED,
     # Its leading eigenvectors, and whether the root made of them is finite.
-    "whitened-rank": 1 + 2 * LAYERS,
-    "layer-gauge": 3 + LAYERS,
+    "whitened-rank": 1 + 2 * MEASURED,
+    "layer-gauge": 3 + MEASURED,
 }
 OPTIMIZERS = {
     "adamw": torch.optim.AdamW,
@@ -131,23 +132,10 @@ def test_functions_wait_for_nothing(rule, waits):
         assert not waits
 
 
-NORMS = [
-    partial(layers.AffineLikeLinear, 6, 5), partial(layers.NormLikeLinear, 6, 5), layers.L2Norm, layers.IsotropicTanh,
-    partial(layers.MeanFieldNorm, nn.ReLU()), *(partial(kind, 6) for kind in (layers.ChannelScale, layers.DyT)),
-    *(partial(kind, 6) for kind in (layers.Derf, layers.DyISRU)),
-]  # fmt: skip
-CONVOLUTIONS = [
-    (partial(getattr(layers, f"PatchNormConv{how}{dims}d"), 6, 5, 3), dims)
-    for how in ("", "Transpose")
-    for dims in (1, 2, 3)
-]
-
-
 def test_layers_wait_for_nothing(waits):
-    for build, dims in [*((build, 0) for build in NORMS), *CONVOLUTIONS]:
-        with torch.device("meta"):
-            layer, x = build(), torch.randn(2, 6, *[4] * dims, requires_grad=True)
-            layer(x).sum().backward()
+    for layer, shape in LAYERS.values():
+        layer, x = copy.deepcopy(layer).to("meta"), torch.randn(shape, device="meta", requires_grad=True)
+        layer(x).sum().backward()
         assert x.grad.shape == x.shape
         assert all(parameter.grad is not None for parameter in layer.parameters()), layer
         assert not waits, layer

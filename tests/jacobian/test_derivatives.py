@@ -7,6 +7,7 @@ from torch.func import functional_call, grad, hessian, jacrev, vmap
 
 from adiv_optim.jacobian import derivatives, laplacian
 from adiv_optim.jacobian.input_derivatives import _ELEMENTWISE
+from tests.helpers.modules import Model
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -47,31 +48,24 @@ def difference(model, x):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_they_are_those_of_the_hessian(name):
+def test_they_are_those_of_the_hessian_and_the_same_where_gradients_are_off(name):
     model, x = NETWORKS[name].double(), torch.randn(2)
     assert difference(model, x) < 1e-12
     assert torch.allclose(laplacian(model, x), hessian(model)(x).diagonal(dim1=-2, dim2=-1).sum(-1), atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [nn.ReLU, nn.ELU, nn.CELU, nn.SELU, nn.SiLU, nn.Mish, nn.LeakyReLU])
-def test_activations_in_place_are_as_others(kind):
-    torch.manual_seed(0)
-    model, x = network(kind(inplace=True), outputs=3).double(), torch.randn(2)
-    model[1].inplace = model[2][1].inplace = False
-    wanted = by_hessian(model, x)
-    model[1].inplace = model[2][1].inplace = True
-    for part, other in zip(derivatives(model, x), wanted, strict=True):
-        assert torch.allclose(part, other, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_they_are_the_same_where_gradients_are_off(name):
-    model, x = NETWORKS[name].double(), torch.randn(2)
     wanted = derivatives(model, x)
     with torch.no_grad():
         for part, other in zip(derivatives(model, x), wanted, strict=True):
             assert torch.allclose(part, other, atol=1e-14)
             assert not part.requires_grad
+
+
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.ELU, nn.CELU, nn.SELU, nn.SiLU, nn.Mish, nn.LeakyReLU])
+def test_activations_in_place_are_as_others(kind):
+    model, x = network(activation := kind()).double(), torch.randn(2)
+    wanted = by_hessian(model, x)
+    activation.inplace = True
+    for part, other in zip(derivatives(model, x), wanted, strict=True):
+        assert torch.allclose(part, other, atol=1e-12)
 
 
 def test_a_function_around_a_network_is_differentiated():
@@ -97,20 +91,11 @@ def test_a_layer_with_a_hook_is_called():
 @pytest.mark.parametrize("activation", [nn.Tanh(), Sine()], ids=["carried", "by transforms"])
 def test_their_gradients_by_the_parameters_are_those_of_reverse_passes(activation):
     model, points = network(activation, outputs=1), torch.randn(4, 2)
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-    class Square(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x):
-            return laplacian(self.model, x).square().sum()
-
-    def of(parameters, x):
-        return functional_call(Square(), {f"model.{name}": value for name, value in parameters.items()}, (x,))
-
-    found = vmap(grad(of), in_dims=(None, 0))(parameters, points)
+    square = Model(lambda square, x: laplacian(square.model, x).square().sum(), model=model)
+    parameters = {name: parameter.detach() for name, parameter in square.named_parameters()}
+    found = vmap(grad(lambda parameters, x: functional_call(square, parameters, (x,))), in_dims=(None, 0))(
+        parameters, points
+    )
     for number, x in enumerate(points):
         x = x.clone().requires_grad_()
         (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
@@ -121,11 +106,8 @@ def test_their_gradients_by_the_parameters_are_those_of_reverse_passes(activatio
             assert torch.allclose(found[name][number], expected, atol=1e-10)
 
 
-def test_several_points_are_refused():
+def test_several_points_and_torchscript_are_refused():
     with pytest.raises(ValueError, match=r"x has shape \(4, 2\); it is one point"):
         derivatives(network(nn.Tanh()), torch.randn(4, 2))
-
-
-def test_torchscript_is_refused():
     with pytest.raises(TypeError, match="pass the module that was scripted"):
         derivatives(torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Tanh())), torch.rand(2))

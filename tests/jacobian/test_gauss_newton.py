@@ -11,6 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from adiv_optim import GaussNewton
 from adiv_optim.jacobian import ideal_update, laplacian
 from adiv_optim.jacobian.terms import Terms, solver
+from tests.helpers.modules import Model
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -91,6 +92,14 @@ def by_rows(r, jacobian, damping):
     matrix = jacobian @ jacobian.T
     matrix += damping * matrix.trace() / len(r) * torch.eye(len(r))
     return lambda v: jacobian.T @ torch.linalg.solve(matrix, v)
+
+
+def assert_stepped_as_by_a_loop(model, terms):
+    twin, optimizer = copy.deepcopy(model), GaussNewton(model, damping=1e-3)
+    step, alpha, damping = step_of(model, optimizer, terms)
+    wanted = bent(twin, terms, alpha, by_rows(*by_loop(twin, terms), damping))
+    assert torch.allclose(step, wanted, rtol=1e-6, atol=1e-9)
+    return optimizer
 
 
 @pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)], ids=["fewer residuals than parameters", "more"])
@@ -218,22 +227,14 @@ def test_jacobian_through_a_layer_norm_is_that_of_differences(second):
             column += 1
 
 
-class Centred(nn.Module):
-    """A network that keeps a running mean, and counts its calls in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-        self.register_buffer("mean", torch.ones(2))
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.mean, self.calls = 0.9 * self.mean + 0.1 * x.detach(), self.calls.add_(1)
-        return self.layer(x - self.mean)
-
-
 def test_buffers_that_a_network_changes_stay_as_they_were():
-    model = Centred()
+    """As a running mean, and a number of calls that is counted in place."""
+
+    def centred(model, x):
+        model.mean, model.calls = 0.9 * model.mean + 0.1 * x.detach(), model.calls.add_(1)
+        return model.layer(x - model.mean)
+
+    model = Model(centred, layer=nn.Linear(2, 1), mean=nn.Buffer(torch.ones(2)), calls=nn.Buffer(torch.zeros(())))
     GaussNewton(model).step([(lambda model, x: model(x) - 1, torch.rand(5, 2))])
     assert torch.equal(model.mean, torch.ones(2))
     assert model.calls == 0
@@ -349,33 +350,21 @@ def test_jacobians_are_those_of_a_loop(name):
     assert torch.allclose(stacked.jacobian(parameters, 3), jacobian, atol=1e-14)
 
 
-class Unknown(nn.Module):
-    """A network with a parameter that belongs to no layer, tied and normalised weights, a buffer and a frozen layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.viscosity = nn.Parameter(torch.tensor(0.5))
-        self.first, self.second = weight_norm(nn.Linear(2, 4)), nn.Linear(4, 4)
-        self.third, self.frozen = nn.Linear(4, 4), nn.Linear(4, 1)
-        self.third.weight = self.second.weight
-        self.frozen.requires_grad_(False)
-        self.register_buffer("scale", torch.tensor(2.0))
-
-    def forward(self, x):
-        x = torch.tanh(self.first(self.scale * x))
-        return self.frozen(torch.tanh(self.third(torch.tanh(self.second(x)))))
-
-
 def test_parameters_of_all_kinds_are_stepped_as_by_a_loop():
-    model = Unknown()
-    x = torch.rand(9, 2)
+    """One that belongs to no layer, tied and normalised weights, a buffer and a frozen layer."""
+
+    def compute(model, x):
+        x = torch.tanh(model.first(model.scale * x))
+        return model.frozen(torch.tanh(model.third(torch.tanh(model.second(x)))))
+
+    parts = {"first": weight_norm(nn.Linear(2, 4)), "second": nn.Linear(4, 4), "third": nn.Linear(4, 4)}
+    parts |= {"frozen": nn.Linear(4, 1).requires_grad_(False), "viscosity": nn.Parameter(torch.tensor(0.5))}
+    model, x = Model(compute, **parts, scale=nn.Buffer(torch.tensor(2.0))), torch.rand(9, 2)
+    model.third.weight = model.second.weight
     terms = [(lambda model, x: model.viscosity * laplacian(model, x) + model(x) - x.sum(), x)]
     frozen = copy.deepcopy(model.frozen.state_dict())
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    twin, optimizer = copy.deepcopy(model), GaussNewton(model, damping=1e-3)
-    step, alpha, damping = step_of(model, optimizer, terms)
-    wanted = bent(twin, terms, alpha, by_rows(*by_loop(twin, terms), damping))
-    assert torch.allclose(step, wanted, rtol=1e-6, atol=1e-9)
+    optimizer = assert_stepped_as_by_a_loop(model, terms)
     assert model.third.weight is model.second.weight
     assert all(torch.equal(value, frozen[name]) for name, value in model.frozen.state_dict().items())
     assert list(optimizer.coverage().treated) == names
@@ -385,11 +374,8 @@ def test_parameters_of_all_kinds_are_stepped_as_by_a_loop():
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish])
 def test_activations_whose_second_derivative_torch_has_only_with_gradients_on_are_stepped(activation):
     model = nn.Sequential(nn.Linear(2, 6), activation(), nn.Linear(6, 1))
-    terms = [(lambda model, x: laplacian(lambda x: x.prod() * model(x), x) - 1, torch.rand(8, 2))]
-    twin, (r, jacobian) = copy.deepcopy(model), by_loop(model, terms)
-    step, alpha, damping = step_of(model, GaussNewton(model, damping=1e-3), terms)
-    wanted = bent(twin, terms, alpha, by_rows(r, jacobian, damping))
-    assert torch.allclose(step, wanted, rtol=1e-6, atol=1e-9)
+    residual = lambda model, x: laplacian(lambda x: x.prod() * model(x), x) - 1  # noqa: E731
+    assert_stepped_as_by_a_loop(model, [(residual, torch.rand(8, 2))])
 
 
 def test_a_network_that_works_in_place_leaves_the_points_as_they_are():

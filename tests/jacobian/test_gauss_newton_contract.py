@@ -10,6 +10,7 @@ from torch import nn
 from adiv_optim import GaussNewton, Proportional, attach
 from adiv_optim.jacobian import laplacian
 from adiv_optim.jacobian.terms import step_bytes
+from tests.helpers.modules import Model
 from tests.jacobian.test_gauss_newton import equation, inside, network, on_the_sides, weights
 
 TERMS = "adiv_optim.jacobian.terms"
@@ -125,9 +126,8 @@ def test_a_step_that_needs_more_memory_than_is_free_says_how_many_points_fit(mon
     monkeypatch.setattr(f"{TERMS}.free_bytes", lambda device: step_bytes(160, count, 160, 8))
     optimizer = GaussNewton(model)
     terms = [(lambda model, x: torch.cat([model(x), laplacian(model, x)]), points)]
-    with pytest.raises(
-        MemoryError, match=rf"800 residuals by {count} parameters need .* draw at most 80 points a step"
-    ):
+    message = rf"800 residuals by {count} parameters need .* draw at most 80 points a step"
+    with pytest.raises(MemoryError, match=message):
         optimizer.step(terms)
     with pytest.raises(MemoryError, match="draw at most 80 points"):
         optimizer.step([(terms[0][0], points[:81])])
@@ -147,26 +147,17 @@ def test_chunks_that_are_differentiated_at_once_are_of_the_largest_term(monkeypa
         assert seen.pop()[:3] == (19, sum(p.numel() for p in model.parameters()), at_once)
 
 
-def frozen(model):
-    model[0].weight.requires_grad_(False)
-
-
-def replaced(model):
-    model[0] = nn.Linear(2, 6)
-
-
-@pytest.mark.parametrize("change", [frozen, replaced])
-def test_parameters_that_are_no_longer_those_of_the_group_are_refused(change):
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("change", [
+    lambda model: model[0].requires_grad_(not model[0].weight.requires_grad),
+    lambda model: setattr(model, "0", nn.Linear(2, 6)),
+], ids=["freed or frozen", "replaced"])  # fmt: skip
+def test_parameters_that_are_no_longer_those_of_the_group_are_refused(change, frozen):
     model = network()
+    model[0].requires_grad_(not frozen)
     optimizer = GaussNewton(model)
     change(model)
     with pytest.raises(RuntimeError, match=r"0.weight.*: frozen, freed or replaced .*; build another"):
-        optimizer.step(equation())
-    other = network()
-    other[0].requires_grad_(False)
-    optimizer = GaussNewton(other)
-    other[0].bias.requires_grad_(True)
-    with pytest.raises(RuntimeError, match=r"0.bias: frozen, freed or replaced"):
         optimizer.step(equation())
 
 
@@ -181,31 +172,24 @@ def test_a_network_may_change_to_float32_and_not_to_float16():
         optimizer.step(terms)
 
 
-@pytest.mark.parametrize("state", [float("nan"), -1.0, None])
-def test_a_damping_that_is_no_number_is_refused_at_the_step(state):
+def test_a_damping_that_is_no_number_is_refused_at_the_step_and_one_above_the_most_is_the_most():
     model = network()
-    optimizer, before = GaussNewton(model), weights(model)
-    optimizer.param_groups[0]["damping"] = state
-    with pytest.raises(ValueError, match=r"GaussNewton.step: damping is .*; it must be finite and at least 0"):
+    optimizer, before = GaussNewton(model, damping=1e9), weights(model)
+    optimizer.param_groups[0]["damping"] = float("nan")
+    with pytest.raises(ValueError, match=r"GaussNewton.step: damping is nan; it must be finite and at least 0"):
         optimizer.step(equation())
     assert torch.equal(weights(model), before)
-
-
-def test_a_damping_above_the_most_is_the_most():
-    model = network()
-    optimizer = GaussNewton(model, damping=1e9)
+    optimizer.param_groups[0]["damping"] = 1e9
     optimizer.step(equation())
-    assert optimizer.metrics()["damping"] == 1e6
-    assert optimizer.metrics()["tries"] == 1
+    assert (optimizer.metrics()["damping"], optimizer.metrics()["tries"]) == (1e6, 1)
 
 
 @pytest.mark.parametrize("residual", [
     lambda model, x: 1.0, lambda model, x: model(x)[:0], lambda model, x: model(x).float(),
 ])  # fmt: skip
 def test_residuals_that_are_no_tensors_of_the_parameters_type_are_refused(residual):
-    with pytest.raises(
-        TypeError, match=r"GaussNewton.step: terms\[0\]: a residual is .*; it must be a tensor of torch.float64"
-    ):
+    message = r"GaussNewton.step: terms\[0\]: a residual is .*; it must be a tensor of torch.float64"
+    with pytest.raises(TypeError, match=message):
         GaussNewton(network()).step([(residual, torch.rand(3, 2))])
 
 
@@ -215,29 +199,17 @@ def test_residuals_that_are_no_tensors_of_the_parameters_type_are_refused(residu
     (lambda model, x: model(x), torch.float32, "same dtype"),
 ])  # fmt: skip
 def test_errors_of_torch_say_which_residual_and_what_to_do(residual, dtype, message):
-    model = network()
+    terms = [(lambda model, x: model(x), torch.rand(2, 2)), (residual, torch.rand(3, 2, dtype=dtype))]
     with pytest.raises(RuntimeError, match=message) as error:
-        GaussNewton(model).step(
-            [(lambda model, x: model(x), torch.rand(2, 2)), (residual, torch.rand(3, 2, dtype=dtype))]
-        )
+        GaussNewton(network()).step(terms)
     (note,) = error.value.__notes__
     assert note.startswith("GaussNewton.step: terms[1]: this residual is given one sample")
 
 
-class Residual(nn.Module):
-    """A residual that has a parameter of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(1))
-
-    def forward(self, model, x):
-        return self.factor * model(x)
-
-
 def test_a_residual_that_uses_a_parameter_outside_of_the_network_is_refused():
     outside, other = nn.Parameter(torch.ones(1)), network()
-    for residual in (lambda m, x: outside * laplacian(m, x), lambda m, x: m(x) - other(x), Residual()):
+    module = Model(lambda own, m, x: own.factor * m(x), factor=outside)
+    for residual in (lambda m, x: outside * laplacian(m, x), lambda m, x: m(x) - other(x), module):
         model = network()
         before = [p.detach().clone() for p in model.parameters()]
         terms = [(lambda m, x: m(x), torch.rand(2, 2)), (residual, torch.rand(3, 2))]

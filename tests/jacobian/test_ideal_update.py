@@ -11,12 +11,11 @@ from adiv_optim import BatchIdeal, Proportional, attach, jacobian
 from adiv_optim.jacobian.modules import jvp
 from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import LAYERS, apply, gradients, relative_error
+from tests.helpers.modules import Model
 
 CLOSED_FORM = 1e-10  # float64
 
-
 pytestmark = pytest.mark.usefixtures("in_float64")
-
 
 SOME = ["linear-rows", "linear-rows-no-bias", "linear-tokens", "conv1d-unbatched", "conv2d-padding", "conv2d-circular"]
 
@@ -130,15 +129,8 @@ def test_unreachable_update_is_the_least_squares_one_of_least_norm():
 
 
 def test_an_lstm_in_float32_has_a_step():
-    class Last(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cells = nn.LSTM(3, 4, batch_first=True)
-
-        def forward(self, x):
-            return self.cells(x)[0][:, -1]
-
-    model, x, g = Last(), torch.randn(2, 5, 3), torch.randn(2, 4)
+    model = Model(lambda model, x: model.cells(x)[0][:, -1], cells=nn.LSTM(3, 4, batch_first=True))
+    x, g = torch.randn(2, 5, 3), torch.randn(2, 4)
     wanted = jacobian.ideal_update(model, x, g).step
     found = jacobian.ideal_update(model.float(), x.float(), g.float()).step
     assert max(relative_error(found[name].double(), step) for name, step in wanted.items()) < 1e-2
@@ -178,18 +170,13 @@ def test_a_layer_with_two_names_keeps_its_parameters():
     assert [id(parameter) for parameter in layer.parameters()] == [id(parameter) for parameter in parameters]
 
 
-class TwoTensors(nn.Linear):
-    def forward(self, x):
-        return x, x
-
-
 #: Module, shape of g, options, error, and what it says.
 ERRORS = {
     "nothing-trained": (nn.Tanh(), (2, 3), {}, ValueError, "Tanh has no trainable parameter"),
     "shape": (nn.Linear(3, 2), (2, 3), {}, ValueError, r"has shape \(2, 3\), but Linear returned \(2, 2\)"),
     "damping": (nn.Linear(3, 2), (2, 2), {"damping": -1.0}, ValueError, "damping is -1.0"),
     "attached": (attach(nn.Linear(3, 2), Proportional()), (2, 2), {}, ValueError, "already has a correction"),
-    "two-tensors": (TwoTensors(3, 2), (2, 2), {}, TypeError, "TwoTensors returned tuple"),
+    "two-tensors": (nn.LSTM(3, 2), (2, 2), {}, TypeError, "LSTM returned tuple"),
 }
 
 

@@ -13,43 +13,10 @@ from adiv_optim.layers import AffineLikeLinear, ChannelScale, Derf, DyISRU, DyT,
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def resnet18():
+def test_plan_lists_every_batch_norm_of_a_resnet_and_what_it_drops_and_convert_does_that_alone():
     model = torchvision.models.resnet18(num_classes=4)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, std=0.1)
-    return model
-
-
-def layerwise_l2_norm(old):
-    return nn.Sequential(L2Norm(dim=(1, 2, 3)), convert(old, {nn.BatchNorm2d: ChannelScale}))
-
-
-RESNETS = {
-    "class": DyT,
-    "partial": partial(DyISRU, sqrt_d=False),
-    "function": layerwise_l2_norm,
-}
-
-
-@pytest.mark.parametrize("factory", RESNETS.values(), ids=RESNETS)
-def test_one_call_replaces_resnets_batch_norms_and_keeps_gamma_and_beta(factory):
-    model = resnet18()
-    affine = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in (m.weight, m.bias)]
-    assert convert(model, {nn.BatchNorm2d: factory}) is model
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-    held = {id(parameter) for parameter in model.parameters()}
-    assert len(affine) == 40
-    assert all(id(parameter) in held for parameter in affine)
-    assert not any(name.endswith(RUNNING) for name in model.state_dict())
-    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-def test_plan_lists_every_batch_norm_with_what_it_drops_and_leaves_the_model_alone():
-    model = resnet18()
     modules, state = dict(model.named_modules()), copy.deepcopy(model.state_dict())
+    parameters = dict(model.named_parameters())
     planned = plan(model, {nn.BatchNorm2d: DyT})
     assert [entry.path for entry in planned] == [n for n, m in modules.items() if isinstance(m, nn.BatchNorm2d)]
     assert all(entry.old is modules[entry.path] for entry in planned)
@@ -58,10 +25,15 @@ def test_plan_lists_every_batch_norm_with_what_it_drops_and_leaves_the_model_alo
     assert all(entry.added == ("alpha",) for entry in planned)
     assert dict(model.named_modules()) == modules
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    convert(model, {nn.BatchNorm2d: DyT})
+    assert convert(model, {nn.BatchNorm2d: DyT}) is model
     converted = dict(model.named_modules())
     for entry in planned:
         assert repr(converted[entry.path]) == repr(entry.new)
+    assert all(parameters.get(name, p) is p for name, p in model.named_parameters())
+    assert dict(model.named_parameters()).keys() == parameters.keys() | {f"{entry.path}.alpha" for entry in planned}
+    assert not any(name.endswith(RUNNING) for name in model.state_dict())
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 DROPPED = {
@@ -144,42 +116,23 @@ def test_partial_decides_against_the_old_layer():
 def test_tanh_becomes_isotropic():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
     convert(model, {nn.Tanh: IsotropicTanh})
-    assert isinstance(model[1], IsotropicTanh)
-    x = torch.randn(5, 4)
-    before, after = model[2][0](model[:2](x)), model(x)
-    lengths = torch.linalg.vector_norm(before, dim=1, keepdim=True)
-    torch.testing.assert_close(after, torch.tanh(lengths) * before / lengths)
+    assert type(model[1]) is type(model[2][1]) is IsotropicTanh
     assert convert(nn.Sequential(nn.Tanh()), {nn.Tanh: partial(IsotropicTanh, dim=1)})[0].dim == 1
 
 
-#: What is replaced in a transformer, and how many there are.
-MAPPINGS = {"norms": ({nn.LayerNorm: DyT}, 5), "linear": ({nn.Linear: AffineLikeLinear}, 4)}
-each_mapping = pytest.mark.parametrize(("mapping", "count"), MAPPINGS.values(), ids=MAPPINGS)
-
-
-@each_mapping
-def test_transformer_computes_the_same_with_and_without_gradients(mapping, count):
-    # In evaluation torch's fast path would read weights of its own layers, and skip what stands there.
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8)).eval()
-    assert len(plan(model, mapping)) == count
-    convert(model, mapping)
-    x = torch.randn(2, 3, 8)
-    trained_on = model(x)
-    with torch.no_grad():
-        assert (trained_on - model(x)).abs().max() <= 1e-6
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@each_mapping
-def test_transformer_reads_padded_sequences_with_and_without_gradients(mapping, count):
-    # In evaluation torch would hand the layers nested tensors, which only its own fast path can read.
+@pytest.mark.parametrize("mapping", [{nn.LayerNorm: DyT}, {nn.Linear: AffineLikeLinear}], ids=["norms", "linear"])
+@pytest.mark.parametrize("lengths", [[5, 5], [3, 5]], ids=["whole", "padded"])
+def test_transformer_computes_the_same_with_and_without_gradients(mapping, lengths):
+    """In evaluation torch's fast path would read weights of its own layers, and hand on nested tensors."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    assert len(plan(model, mapping)) == 4
     convert(model, mapping)
-    x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[3], [5]])
-    trained_on = model(x, src_key_padding_mask=padding)
+    x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor(lengths)[:, None]
+    given = {"src_key_padding_mask": padding} if padding.any() else {}
+    trained_on = model(x, **given)
     with torch.no_grad():
-        deployed = model(x, src_key_padding_mask=padding)
+        deployed = model(x, **given)
     assert (trained_on - deployed)[~padding].abs().max() <= 1e-6
 
 

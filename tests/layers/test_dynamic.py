@@ -118,15 +118,18 @@ def test_dyisru_with_the_others_squares_as_c_is_rms_norm(d):
 
 
 @each_form
-def test_parameters_are_the_papers(kind, formula):
+def test_parameters_are_the_papers_and_a_reset_gives_back_their_initial_values(kind, formula):
     layer = kind(4)
-    names = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+    initial = {name: parameter.clone() for name, parameter in layer.named_parameters()}
     own = "alpha" if isinstance(layer, DyT) else "log_c"
-    assert names == {"weight": (4,), "bias": (4,), own: (1,)}
-    assert layer.weight.tolist() == [1] * 4
-    assert layer.bias.tolist() == [0] * 4
+    assert initial.keys() == {"weight", "bias", own}
+    assert (initial["weight"].tolist(), initial["bias"].tolist(), initial[own].shape) == ([1] * 4, [0] * 4, (1,))
     assert set(dict(kind(4, bias=False).named_parameters())) == {"weight", own}
     assert set(dict(kind(4, elementwise_affine=False).named_parameters())) == {own}
+    for parameter in layer.parameters():
+        parameter.data.normal_()
+    layer.reset_parameters()
+    assert all(torch.equal(parameter, initial[name]) for name, parameter in layer.named_parameters())
 
 
 def test_c_is_what_was_asked_for_and_stays_positive_under_any_step():
@@ -136,16 +139,6 @@ def test_c_is_what_was_asked_for_and_stays_positive_under_any_step():
     torch.optim.SGD([layer.log_c], lr=0.1).step()
     assert 0 < layer.c.item() < 1e-40
     assert layer(torch.randn(3, 8)).isfinite().all()
-
-
-@each_form
-def test_reset_gives_back_the_initial_values(kind, formula):
-    layer = kind(4)
-    initial = {name: value.clone() for name, value in layer.state_dict().items()}
-    for parameter in layer.parameters():
-        parameter.data.normal_()
-    layer.reset_parameters()
-    assert all(torch.equal(value, initial[name]) for name, value in layer.state_dict().items())
 
 
 @each_form

@@ -6,15 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from adiv_optim.layers import (
-    AffineLikeLinear,
-    ChannelScale,
-    DyISRU,
-    DyT,
-    L2Norm,
-    NormLikeLinear,
-    PatchNormConv2d,
-)
+from adiv_optim.layers import AffineLikeLinear, ChannelScale, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
 
 X = torch.zeros
 affine, norm = partial(AffineLikeLinear, 5, 3), partial(NormLikeLinear, 5, 3)

@@ -79,14 +79,8 @@ def test_repr_names_a_function():
     assert repr(MeanFieldNorm(nn.Tanh())).startswith("MeanFieldNorm(\n  center=True, ")
 
 
-#: Beside what has no moments, of which diagnostics/test_activations.py has a table.
-ERRORS = {
-    "no-moments": (nn.Dropout(), ValueError, r"on chance \(then call .eval\(\) first\)"),
-    "constant": (torch.ones_like, ValueError, "activation is the constant 1, without a variance to divide by"),
-}
-
-
-@pytest.mark.parametrize(("activation", "error", "message"), ERRORS.values(), ids=ERRORS)
-def test_activation_without_constants_is_refused(activation, error, message):
-    with pytest.raises(error, match=message):
-        MeanFieldNorm(activation)
+def test_activation_without_constants_is_refused():
+    with pytest.raises(ValueError, match=r"on chance \(then call .eval\(\) first\)"):
+        MeanFieldNorm(nn.Dropout())  # beside others without moments: diagnostics/test_activations.py has a table
+    with pytest.raises(ValueError, match="activation is the constant 1, without a variance to divide by"):
+        MeanFieldNorm(torch.ones_like)
