@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +83,7 @@ MISTAKES = {
     "no window": (char_lm, "--data FOLDER/text.txt --preset gpu", "a tenth of it is 180 characters, no window of "),
     "never saved": (char_lm, "--save-every 0", "argument --save-every: 0 is not positive"),
     "no rate": (char_lm, "--lr -1", "argument --lr: -1.0 is not positive"),
-    "bytes": (char_lm, f"--data {sys.executable}", "it is no text in UTF-8 ("),
+    "bytes": (char_lm, "--data FOLDER/deep.tiff", "it is no text in UTF-8 ("),
     "no size": (fit_image, "--size 0", "argument --size: 0 is not positive"),
     "no steps": (fit_image, "--steps 0", "argument --steps: 0 is not positive"),
     "no look": (log_metrics, "--every 0", "argument --every: 0 is not positive"),
