@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ._torch import is_within_transform
+
 #: One for all calls: to make a context costs a small layer time.
 _NO_CONTEXT = nullcontext()
 
@@ -55,7 +57,9 @@ def read(*tensors: Tensor) -> list[float]:
             "this reads numbers, and a tensor on the meta device has none: give the model memory by to_empty(device=…) "
             "and its weights, and build the optimizer from these."
         )
-    return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
+    numbers = torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors])
+    # tolist() of torch 2.9 does not look into what torch.func.grad wraps.
+    return [number.item() for number in numbers] if is_within_transform() else numbers.tolist()
 
 
 def has_gradient(parameter: Parameter) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass, _autograd, _current_graph_task_id
 from torch._C import _functorch as functorch
@@ -14,13 +15,18 @@ from torch.optim import optimizer as _optimizer
 
 __all__ = [
     "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "functorch", "has_global_step_hooks", "is_batched",
-    "is_within_transform", "keeps_graph", "outside_transforms", "plain_tensor", "reached_by",
+    "is_exporting", "is_within_transform", "keeps_graph", "outside_transforms", "plain_tensor", "reached_by",
 ]  # fmt: skip
 
 
 def has_global_step_hooks() -> bool:
     """Whether there are hooks on the steps of all optimizers."""
     return bool(_optimizer._global_optimizer_pre_hooks or _optimizer._global_optimizer_post_hooks)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces: by its flag, since torch.compile of torch 2.9 says so of itself."""
+    return torch.compiler._is_exporting_flag
 
 
 def backward_pass() -> int:

@@ -11,9 +11,28 @@ from adiv_optim._torch import backward_pass, is_within_transform, keeps_graph, p
 
 def test_all_are_there():
     assert all(hasattr(_torch, name) for name in _torch.__all__)
-    in_transforms = ["get_unwrapped", "is_batchedtensor", "is_functorch_wrapped_tensor", "is_legacy_batchedtensor"]
+    in_transforms = [
+        "get_unwrapped",
+        "is_batchedtensor",
+        "is_functorch_wrapped_tensor",
+        "is_gradtrackingtensor",
+        "is_legacy_batchedtensor",
+    ]
     in_transforms += ["maybe_get_bdim", "peek_interpreter_stack"]
     assert all(hasattr(_torch.functorch, name) for name in in_transforms)
+
+
+def test_export_is_told_from_compilation():
+    seen = []
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + _torch.is_exporting()
+
+    x = torch.zeros(1)
+    seen += [Model()(x), torch.compile(Model(), backend="eager", fullgraph=True)(x)]
+    seen += [torch.export.export(Model(), (x,), strict=strict).module()(x) for strict in (False, True)]
+    assert [bool(each) for each in seen] == [False, False, True, True]
 
 
 def test_a_backward_pass_is_told_from_the_next_and_says_where_it_goes():

@@ -172,13 +172,13 @@ def cast_by_autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | No
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
+    return tuple(_cast(tensor, dtype) for tensor in tensors)
 
-    def cast(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
-            return tensor  # float64 is left alone, as torch's own autocast leaves it
-        return tensor.to(dtype)
 
-    return tuple(map(cast, tensors))
+def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor  # float64 is left alone, as torch's own autocast leaves it
+    return tensor.to(dtype)
 
 
 def check_input(label: str, input: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from .. import _device
+from .. import _device, _torch
 from ..rows.models import bypassed, label
 from .rz import check_weight, rz_scaling
 
@@ -206,7 +206,7 @@ class _LayerHooks:
     inverse_rows: Tensor | None = None  # from one hook to the other
 
     def before(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+        if not torch.is_grad_enabled() or _torch.is_exporting():
             return None
         kernel_dims = layer.weight.dim() - 2
         scaling = rz_scaling(layer.weight, groups=getattr(layer, "groups", 1), kernel_dims=kernel_dims)

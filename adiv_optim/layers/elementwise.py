@@ -70,7 +70,7 @@ class DyT(_Dynamic):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_shape(input)
-        bound = math.sqrt(self.features) if self.sqrt_d else 1
+        bound = math.sqrt(self.features) if self.sqrt_d else 1.0  # torch 2.9 exports no division by a whole number
         return self._affine(bound * torch.tanh(self.alpha / bound * input))
 
     def extra_repr(self) -> str:

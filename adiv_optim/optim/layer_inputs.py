@@ -251,7 +251,7 @@ class InputHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         layer = self.layer()
         # Not module.training: many fine-tune under eval().
-        if layer is None or not torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        if layer is None or not torch.is_grad_enabled() or _torch.is_exporting() or torch.jit.is_tracing():
             return
         if getattr(module, "_is_replica", False):
             raise RuntimeError(

@@ -48,6 +48,8 @@ class Training:
     def grow(self, optimizer: Optimizer, model: nn.Module) -> None:
         """Add the last group."""
         optimizer.add_param_group(self._groups(model)[-1])
+        for parameter, state in self.build(self._groups(model)[-1:]).state.items():
+            optimizer.state.setdefault(parameter, state)  # Adagrad of torch 2.9 has it from its own construction alone
 
     def _groups(self, model: nn.Module) -> list[dict[str, Any]]:
         named = dict(model.named_parameters())
