@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -96,16 +97,27 @@ class GradientOnly(OptimizerWrapper):
             extend(self.model, parameters=self.param_groups[-1]["params"], **self._attach_arguments)
 
     def _inner_step(self, **kwargs: Any) -> None:
+        is_second = self._is_second_with_gradients()
+        super()._inner_step(**kwargs)
+        if is_second:
+            self._warn_of_uncalled_layers()
+
+    @torch.compiler.disable  # the optimizer's step can be traced, and what is said around it not in torch 2.9
+    def _is_second_with_gradients(self) -> bool:
+        """Count a step, and say whether it is the second with gradients; warn where the weights are not the model's."""
         before = self._steps_with_gradients
         if self._attach_arguments is not None:
             self._warn_once(self._explain_lost_parameters(self.model), "")
-        super()._inner_step(**kwargs)
-        if before < self._steps_with_gradients == 2:  # layers may have gradients and have never been called
-            skipped = self.coverage().skipped
-            # Some loops give zeros to parameters that a batch did not reach.
-            parameters = self.model.named_parameters()
-            if uncalled := [path for path, p in parameters if skipped.get(path) == UNCALLED and has_gradient(p)]:
-                warn(f"GradientOnly takes plain steps with {describe_uncalled(uncalled)}")
+        return before < self._steps_with_gradients == 2
+
+    @torch.compiler.disable
+    def _warn_of_uncalled_layers(self) -> None:
+        """Warn of layers that have gradients and have never been called."""
+        skipped = self.coverage().skipped
+        # Some loops give zeros to parameters that a batch did not reach.
+        parameters = self.model.named_parameters()
+        if uncalled := [path for path, p in parameters if skipped.get(path) == UNCALLED and has_gradient(p)]:
+            warn(f"GradientOnly takes plain steps with {describe_uncalled(uncalled)}")
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""
