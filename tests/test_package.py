@@ -231,7 +231,7 @@ def undocumented_methods(cls):
         for name, method in vars(cls).items()
         if not name.startswith("_")
         if inspect.isfunction(method) or isinstance(method, (property, cached_property, classmethod, staticmethod))
-        if not any(getattr(vars(base).get(name), "__doc__", None) for base in cls.__mro__)
+        if not any(vars(base)[name].__doc__ for base in cls.__mro__ if name in vars(base))
     ]
 
 
