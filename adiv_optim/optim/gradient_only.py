@@ -97,13 +97,13 @@ class GradientOnly(OptimizerWrapper):
             extend(self.model, parameters=self.param_groups[-1]["params"], **self._attach_arguments)
 
     def _inner_step(self, **kwargs: Any) -> None:
-        is_second = self._is_second_with_gradients()
+        is_second = self._count_step()
         super()._inner_step(**kwargs)
         if is_second:
             self._warn_of_uncalled_layers()
 
     @torch.compiler.disable  # the optimizer's step can be traced, and what is said around it not in torch 2.9
-    def _is_second_with_gradients(self) -> bool:
+    def _count_step(self) -> bool:
         """Count a step, and say whether it is the second with gradients; warn where the weights are not the model's."""
         before = self._steps_with_gradients
         if self._attach_arguments is not None:

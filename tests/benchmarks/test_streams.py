@@ -14,11 +14,11 @@ from benchmarks.problems.streams import (
     Stream,
     by_running_rms,
     relative_error,
-    run_of,
     share,
     signal_of,
     train,
 )
+from benchmarks.studies.streams import run_of
 
 
 @pytest.fixture(autouse=True)

@@ -387,8 +387,7 @@ class TestFastai:
         torch.set_default_dtype(torch.float32)
         from fastai.optimizer import OptimWrapper
 
-        model = network()
-        x, y = points()
+        model, (x, y) = network(), points()
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)
         loaders = pytest.importorskip("fastai.data.core").DataLoaders(loader, loader)
         build = lambda params, **settings: whitened(model, adam(params, **settings))  # noqa: E731
