@@ -1,4 +1,4 @@
-"""Numbers in the sentences of pages, by name: `report --pages` writes them into `<!-- value:NAME -->…<!-- -->`."""
+"""Numbers in the sentences of pages, by name: `report --pages` writes them into `<!--value:NAME-->…<!---->`."""
 
 import math
 import re
@@ -91,7 +91,7 @@ NUMBERS: dict[str, Callable[..., Numbers]] = {
 }
 #: Pages with such phrases that show no results beside.
 PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))
-_PLACE = re.compile(r"(<!-- value:(\S+) -->)(.*?)(<!-- -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!--value:(\S+?)-->)(.*?)(<!---->)", re.DOTALL)
 
 
 def phrase(name: str, stores: Stores, tables: Tables) -> str:
@@ -105,11 +105,11 @@ def phrase(name: str, stores: Stores, tables: Tables) -> str:
 def filled(text: str, stores: Stores, tables: Tables) -> str:
     """Return a page with the phrases of its places as the results have them.
 
-    A place is `<!-- value:NAME -->phrase<!-- -->`, which pages do not show.
+    A place is `<!--value:NAME-->phrase<!---->`, which pages do not show.
 
     Raises:
         ValueError: no value has the name, or a place begins a line, which Markdown would show as it is written.
     """
-    if begins := re.search(r"^[ \t]*<!-- value:(\S+) -->", text, re.MULTILINE):
+    if begins := re.search(r"^[ \t]*<!--value:(\S+?)-->", text, re.MULTILINE):
         raise ValueError(f"the place of {begins[1]!r} begins a line, which Markdown takes for HTML; put a word before.")
     return _PLACE.sub(lambda place: place[1] + phrase(place[2], stores, tables) + place[4], text)

@@ -26,7 +26,7 @@ SETTINGS = {
     "docs/which-step.md": "1 2",
     "docs/coordinates/whitened.md": "0.0006 1 10 2 512 1507.00210 2017 2022 2021 2024 2025",
 }
-GENERATED = r"<!-- (?:results|link|value):.*?<!-- (?:end )?-->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->"
+GENERATED = r"<!-- (?:results|link):.*?<!-- end -->|<!--value:.*?<!---->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->"
 NUMBER = re.compile(r"(?<![\w.\-−])[−+]?\d[\d,]*(?:\.\d+)?(?:·10)?[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]*")
 
 
@@ -43,15 +43,15 @@ def test_no_other_number_stands_in_a_sentence(page):
 
 
 def test_a_place_is_filled_with_its_phrase_and_a_wrong_number_goes():
-    page = "SOAP gains <!-- value:features-soap -->99.9 dB<!-- -->, and 3 stays."
+    page = "SOAP gains <!--value:features-soap-->99.9 dB<!---->, and 3 stays."
     assert filled(page, STORES, {}) == page.replace("99.9 dB", phrase("features-soap", STORES, {}))
     with pytest.raises(ValueError, match="no value is called 'nothing'; there are features-soap"):
-        filled("It is <!-- value:nothing -->1<!-- -->", STORES, {})
+        filled("It is <!--value:nothing-->1<!---->", STORES, {})
     with pytest.raises(ValueError, match="place of 'features-soap' begins a line"):
-        filled("SOAP gains\n<!-- value:features-soap -->1.9 dB<!-- -->.", STORES, {})
+        filled("SOAP gains\n<!--value:features-soap-->1.9 dB<!---->.", STORES, {})
 
 
 def test_every_phrase_stands_on_a_page():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    named = {name for page in pages for name in re.findall(r"<!-- value:(\S+) -->", page.read_text())}
+    named = {name for page in pages for name in re.findall(r"<!--value:(\S+?)-->", page.read_text())}
     assert named == VALUES.keys()
