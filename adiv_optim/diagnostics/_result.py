@@ -92,17 +92,6 @@ class Divergence(_Descent):
     descent: float
     optimizer: str | None
 
-    def summary(self) -> dict[str, Any]:
-        """Return plain numbers, strings and dicts of them; see `LayerDivergence.summary`. NaN stays NaN."""
-        return {
-            "loss": self.loss,
-            "optimizer": self.optimizer,
-            "descent": self.descent,
-            "descends": self.descends,
-            "layers": {path: layer.summary() for path, layer in self.layers.items()},
-            "left_out": dict(self.left_out),
-        }
-
     def metrics(self) -> dict[str, float]:
         """Return a flat dict of numbers, for any logger.
 
