@@ -10,19 +10,8 @@ from torch import Tensor
 from ._rows import MeasuredRows
 
 
-class _Descent:
-    """What the results of a layer and of a model have in common."""
-
-    descent: float
-
-    @property
-    def descends(self) -> bool:
-        """Whether the step lowers the loss to first order; a zero step does not."""
-        return self.descent > 0
-
-
 @dataclass(frozen=True, eq=False)
-class LayerDivergence(_Descent):
+class LayerDivergence:
     """How a step moves the outputs of one layer, its input held fixed; all tensors on the CPU, one number a row.
 
     The direction of a zero gradient, and a share of no movement, are NaN; summaries pass over these.
@@ -40,7 +29,8 @@ class LayerDivergence(_Descent):
             an optimizer the share that is not along g, |Δz⊥| / (|Δz∥| + |Δz⊥|).
         squared_norm: |x|² of the row's input; for a layer whose rows have no input each, of the sample.
         responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
-        descent: ⟨−Δθ, ∇L⟩/η over the layer's parameters, with the plain gradient of the loss ∇L.
+        descent: ⟨−Δθ, ∇L⟩/η over the layer's parameters, ∇L being the plain gradient of the loss, which this part of
+            the step lowers to first order if it is above 0.
     """
 
     kind: str
@@ -69,12 +59,11 @@ class LayerDivergence(_Descent):
             **_moments("squared_norm", self.squared_norm),
             "responsibility": {name: share.nanmean().item() for name, share in self.responsibility.items()},
             "descent": self.descent,
-            "descends": self.descends,
         }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Divergence(_Descent):
+class Divergence:
     """The result of `divergence`; printed, a table with one line per layer.
 
     Args:

@@ -107,8 +107,8 @@ def _subject(subject: Subject, data: Dataset, batches: int, uneven: int) -> dict
         return {
             "accuracy": 100 * right.double().mean().item(),
             "layers": [_pooled(layers) for layers in zip(*(each.layers.values() for each in found), strict=True)],
-            "not_downhill": statistics.fmean(not each.descends for each in found),
-            "not_downhill_uneven": statistics.fmean(not each.descends for each in measure(uneven, UNEVEN_ROWS, 2.0)),
+            "not_downhill": statistics.fmean(not each.descent > 0 for each in found),
+            "not_downhill_uneven": statistics.fmean(not each.descent > 0 for each in measure(uneven, UNEVEN_ROWS, 2.0)),
         }
 
     def train(steps: int) -> None:
@@ -132,7 +132,7 @@ def _pooled(layers: Sequence[Any]) -> dict[str, Any]:
         "gain_variance": mean(s["gain_variance"] for s in summaries),
         "squared_norm_variance": mean(s["squared_norm_variance"] for s in summaries),
         "weight_share": mean(s["responsibility"]["weight"] for s in summaries),
-        "not_downhill": mean(not s["descends"] for s in summaries),
+        "not_downhill": mean(not layer.descent > 0 for layer in layers),
     }
 
 
