@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .shared import padded, patch_squared_norm
+from .shared import box_sum, padded, squared_norm
 
 #: The most numbers of unfolded patches at a time, but for a quarter of the input's or one sample's where that is more.
 PATCH_NUMBERS = 2**19
@@ -41,8 +41,12 @@ class Patches(NamedTuple):
         return math.prod(self.out_spatial)
 
     def squared_norm(self) -> Tensor:
-        """Return |x_p|² of every patch, (N, groups, *positions)."""
-        return patch_squared_norm(self.input, self.kernel, *self.geometry)
+        """Return |x_p|² of every patch, (N, groups, *positions), in float32 at least (Bird 2025, Eq. 54)."""
+        # Sums of squares without an unfolded copy: no cancellation, never below zero, as a convolution with ones by
+        # FFT or Winograd could be.
+        stride, padding, dilation, groups = self.geometry
+        norm = squared_norm(self.input.unflatten(1, (groups, -1)), 2)
+        return box_sum(padded(norm, padding), self.kernel, stride, dilation)
 
     def subsample(self, max_rows: int, step_index: int) -> "Patches":
         """Return the patches of some samples: at most `max_rows`, but those of one sample at least.

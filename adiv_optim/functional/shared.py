@@ -77,13 +77,7 @@ def may_train(*parameters: Tensor | None) -> bool:
 
 
 def squared_norm(input: Tensor, dim: int) -> Tensor:
-    """Return |x|², the sum of squares over one dimension, in float32 at least; a large input is taken in slices.
-
-    Example:
-        >>> import torch
-        >>> squared_norm(torch.tensor([[3.0, 4.0]], dtype=torch.float16), dim=1)
-        tensor([25.])
-    """
+    """Return |x|², the sum of squares over one dimension, in float32 at least; a large input is taken in slices."""
     dtype = wide_dtype(input)
     if dim % input.dim() in (0, input.dim() - 1):
         return torch.linalg.vector_norm(input, dim=dim, dtype=dtype).square()
@@ -91,58 +85,8 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
     return torch.cat([input[samples].to(dtype).square().sum(dim) for samples in batch_slices(input)])
 
 
-def patch_squared_norm(
-    input: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int = 1,
-) -> Tensor:
-    r"""Return |patch|² of every patch a convolution reads, by a box filter over channel-summed squares.
-
-    :math:`|\mathrm{patch}_{n,g,p}|^2 = \sum_{o} \sum_{c \in g} x_{n,c,sp+do}^2` over kernel offsets o (Bird 2025,
-    Appendix B.2). The box is separable and every term is a square, so the result is summed axis by axis
-    (`box_sum`): no unfolded copy, no cancellation, never below zero, as a convolution with ones by FFT or
-    Winograd could be.
-
-    Args:
-        input: shape (N, C, *spatial).
-        kernel_size: one integer per spatial dimension; so are stride, padding (of zeros) and dilation.
-        stride: see torch's convolutions.
-        padding: see torch's convolutions.
-        dilation: see torch's convolutions.
-        groups: C is split into this many groups, each with patches of its own.
-
-    Returns:
-        Shape (N, groups, *out_spatial); float32, or float64 for a float64 input.
-
-    Example:
-        >>> import torch
-        >>> patch_squared_norm(torch.ones(1, 2, 4), [3], [1], [1], [1])
-        tensor([[[4., 6., 6., 4.]]])
-    """
-    norm = padded(squared_norm(input.unflatten(1, (groups, -1)), 2), padding)
-    return box_sum(norm, kernel_size, stride, dilation)
-
-
 def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    r"""Sum over the window of every position of the trailing dimensions, axis by axis: :math:`y_p = \sum_o x_{sp+do}`.
-
-    Args:
-        tensor: shape (…, *spatial).
-        kernel_size: one integer per spatial dimension, o runs below it; so are stride s and dilation d.
-        stride: see torch's convolutions.
-        dilation: see torch's convolutions.
-
-    Returns:
-        Shape (…, *out_spatial); empty where a window does not fit.
-
-    Example:
-        >>> import torch
-        >>> box_sum(torch.arange(5.0), [2], [1], [3])
-        tensor([3., 5.])
-    """
+    """Sum over the window that a convolution without padding reads, axis by axis of the trailing dimensions."""
     for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=-len(kernel_size)):
         reach = tensor.shape[dim] - gap * (size - 1)
         # Indexed in place: with the axis moved to the end, the gradient would be laid out across the image.

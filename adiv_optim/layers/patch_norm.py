@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from .._device import at_least_float32
-from ..functional import box_sum
 from ..functional.convolutions import TORCH_CONV
+from ..functional.shared import box_sum
 from .lengths import inverse_norm, sum_of_squares
 from .linears import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors
 

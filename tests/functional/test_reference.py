@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, attach, functional, jacobian
+from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, attach, jacobian
+from adiv_optim.functional.patches import Geometry, Patches
 from tests.fuzz import corrected
 from tests.fuzz.by_hand import outputs, rows
 from tests.helpers.cases import CONV, FUNCTIONAL_CONV, LAYERS, apply, each_layer, gradients, linear, relative_error
@@ -187,16 +188,18 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("options", PATCHES.values(), ids=PATCHES)
-def test_patch_squared_norm_is_exact_patch_by_patch_over_sixteen_decades(options):
+def test_squared_norms_of_patches_are_exact_patch_by_patch_over_sixteen_decades(options):
     """A running-sum or FFT box filter would lose the small patches beside the large, or go below zero."""
     x = torch.randn(3, 4, 7, 8) * torch.logspace(-16, 0, 8)
     given = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, **options}
-    box, groups = functional.patch_squared_norm(x, **given), given.pop("groups")
+    kernel, groups = given["kernel_size"], given.pop("groups")
+    geometry = Geometry(given["stride"], given["padding"], given["dilation"], groups)
+    box = Patches(x, kernel, geometry).squared_norm()
     # unfold lists channels slowest, so a group's rows are contiguous.
     wanted = torch.nn.functional.unfold(x, **given).unflatten(1, (groups, -1)).square().sum(2).view_as(box)
     torch.testing.assert_close(box, wanted, rtol=2e-14, atol=0)
     x = torch.cat([torch.full((1, 1, 3, 4), 1e15), torch.zeros(1, 1, 3, 8)], 3)
-    box = functional.patch_squared_norm(x, (3, 3), (1, 1), (0, 0), (1, 1))
+    box = Patches(x, (3, 3), Geometry((1, 1), (0, 0), (1, 1), 1)).squared_norm()
     assert torch.equal(box[..., 4:], torch.zeros_like(box[..., 4:]))
 
 
