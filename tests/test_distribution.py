@@ -1,4 +1,4 @@
-"""What is published: wheel and sdist, both installed away from the repository, and `python -m adiv_optim`."""
+"""What is published: wheel and sdist, both installed away from the repository."""
 
 import os
 import re
@@ -11,12 +11,10 @@ import venv
 import zipfile
 from pathlib import Path
 
-import numpy
 import pytest
 import torch
 
 import adiv_optim
-from adiv_optim.__main__ import OPTIONAL, facts, installed_version
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
@@ -108,21 +106,3 @@ def test_changelog_has_each_kind_of_change_once_in_a_release():
         kinds = re.findall(r"^### (.*)$", release, re.MULTILINE)
         assert len(set(kinds)) == len(kinds)
         assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-
-
-def test_command_reports_versions_and_what_works():
-    found = dict(facts())
-    assert found["adiv_optim"] == adiv_optim.__version__
-    assert found["torch"] == torch.__version__
-    assert found["Python"].startswith(".".join(map(str, sys.version_info[:3])))
-    assert found["torch.compile"].split(":")[0] in ("works", "fails")
-    assert found["GPU"].startswith("none") != torch.cuda.is_available()
-    assert {"platform", "threads", *OPTIONAL} <= found.keys()
-    assert installed_version("numpy") == numpy.__version__
-    assert installed_version("a-package-that-nobody-has") == "not installed"
-
-
-def test_command_knows_every_optional_package_of_the_project():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    wanted = [*extras["bench"], *extras["peers"], *extras["integration"]]
-    assert {re.split("[=>]", name)[0] for name in wanted if not name.startswith("adiv_optim")} == set(OPTIONAL)
