@@ -2,11 +2,10 @@
 
 from ._divergence import divergence
 from ._isometry import isometry, isometry_gap, isometry_strength, mean_field_bound
-from ._recorder import IsometryRecorder, record
 from ._result import Divergence, LayerDivergence
 from .activations import GaussianMoments, gaussian_moments, hermite_coefficients
 
 __all__ = [
-    "Divergence", "GaussianMoments", "IsometryRecorder", "LayerDivergence", "divergence", "gaussian_moments",
-    "hermite_coefficients", "isometry", "isometry_gap", "isometry_strength", "mean_field_bound", "record",
+    "Divergence", "GaussianMoments", "LayerDivergence", "divergence", "gaussian_moments", "hermite_coefficients",
+    "isometry", "isometry_gap", "isometry_strength", "mean_field_bound",
 ]  # fmt: skip

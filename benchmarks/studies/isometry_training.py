@@ -5,6 +5,7 @@ Networks are normalisers, linear layers and activations in turn.
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adiv_optim.diagnostics import isometry_strength, record
+from adiv_optim.diagnostics import isometry, isometry_strength
 
 from ..core.figure import panels, plt
 from ..core.runs import check_known, measure, step
@@ -73,14 +74,19 @@ def train(
     measured_on = list(islice(measuring, MEASURED))
     # As many samples as features have a singular Gram matrix, and pixels that never change are no features.
     samples = min(samples, data.features // 2, *(3 * width // 4 for width in widths))
+    thinned = torch.arange(samples) * BATCH_SIZE // samples
+    *watched, _ = model.named_children()  # all but the outputs
 
+    @torch.no_grad()
     def measured() -> list[dict[str, Any]]:
-        paths = [path for path, _ in model.named_children() if path != "out"]
-        with torch.no_grad(), record(model, layers=paths, max_samples=samples) as recorder:
-            for index in measured_on:
-                model(data.train_inputs[index])
-        each = zip(paths, *(entry["layers"] for entry in recorder.history), strict=True)
-        return [{"path": path, "isometry": statistics.fmean(at["isometry"] for at in layers)} for path, *layers in each]
+        isometries = defaultdict[str, list[float]](list)
+        for index in measured_on:
+            outputs = data.train_inputs[index]
+            for path, layer in watched:
+                outputs = layer(outputs)
+                rows = outputs[thinned].double()
+                isometries[path].append(isometry(rows @ rows.mT).item())
+        return [{"path": path, "isometry": statistics.fmean(values)} for path, values in isometries.items()]
 
     start, losses = measured(), list[float]()
     for index in islice(training, steps):

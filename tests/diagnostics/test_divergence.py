@@ -230,6 +230,7 @@ def test_subset_of_rows_is_the_same_rows():
             every = divergence(layer, weighted, x, g, correction).layers[""]
             some = divergence(layer, weighted, x, g, correction, max_rows=4).layers[""]
             assert len(some.index) == 4 < len(every.index) == every.total_rows == some.total_rows
+            assert some.index[-1] >= 0.6 * every.total_rows  # evenly spaced, not the first
             for number in ("cosine", "projection", "gain", "interference", "squared_norm"):
                 agrees(getattr(some, number), getattr(every, number)[some.index], SOLVED)
 
