@@ -1,9 +1,6 @@
 """Optimizer wrappers, gradient corrections, Gauss–Newton, structural layers and diagnostics for PyTorch."""
 
-import importlib
-from typing import Any
-
-from . import diagnostics, functional, gauge, jacobian
+from . import diagnostics, functional, gauge, jacobian, layers
 from .attach import attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .gauge.unit_consistent import UnitConsistent
@@ -33,15 +30,5 @@ __all__ = [
     "functional",
     "gauge",
     "jacobian",
+    "layers",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # The library must not import its layers: they load at first access.
-    if name == "layers":
-        return importlib.import_module(".layers", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), "layers"])
