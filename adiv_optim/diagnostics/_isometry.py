@@ -1,6 +1,4 @@
-"""How far the samples of a batch are from orthogonal and equally long: isometry of Gram matrices, and its bound."""
-
-from collections.abc import Sequence
+"""Isometry: how far the samples of a batch are from orthogonal and equally long; and the strength of activations."""
 
 import torch
 from torch import Tensor
@@ -64,7 +62,10 @@ def isometry_gap(gram: Tensor) -> Tensor:
         >>> isometry_gap(x @ x.mT), isometry_gap(x[:2] @ x[:2].mT)
         (tensor(inf), tensor(0.4055))
     """
-    gram = _checked_gram(gram)
+    if gram.dim() < 2 or gram.shape[-1] != gram.shape[-2] or gram.is_complex():
+        found = f"{tuple(gram.shape)} and {gram.dtype}"
+        raise ValueError(f"gram has shape {found}; it must be (..., n, n) and real, as of x @ x.mT.")
+    gram = at_least_float32(gram)
     finite = gram.isfinite().all(-1).all(-1)
     singular = finite & _is_singular(gram.detach())
     # Singular matrices leave before the factor that is differentiated: its backward would turn them into NaN.
@@ -74,13 +75,6 @@ def isometry_gap(gram: Tensor) -> Tensor:
     factor, _ = torch.linalg.cholesky_ex(regular / trace[..., None, None])
     gap = -2 * factor.diagonal(dim1=-2, dim2=-1).log().mean(-1)
     return torch.where(singular, torch.inf, torch.where(finite, gap, torch.nan))
-
-
-def _checked_gram(gram: Tensor) -> Tensor:
-    if gram.dim() < 2 or gram.shape[-1] != gram.shape[-2] or gram.is_complex():
-        found = f"{tuple(gram.shape)} and {gram.dtype}"
-        raise ValueError(f"gram has shape {found}; it must be (..., n, n) and real, as of x @ x.mT.")
-    return at_least_float32(gram)
 
 
 def _is_singular(gram: Tensor) -> Tensor:
@@ -99,8 +93,9 @@ def isometry_strength(activation: Activation) -> float:
               = 2 - \frac{E[z\sigma(z)]^2}{\mathrm{Var}\,\sigma(z)}
 
     Joudaki et al. 2023, Def. 3: 1 for linear functions, 2 for those without a linear part. In a wide network of
-    linear map, activation, centring, normalising, a small gap shrinks by a factor :math:`(2 - \beta_\sigma)^2` per
-    layer; `mean_field_bound` bounds it from the start.
+    linear map, activation, centring, normalising, the gap at depth ℓ is at most
+    :math:`4n \beta_\sigma^{-\ell} / \mathcal{I}(G^0)^n` (Thm. 4), and a small one shrinks by
+    :math:`(2 - \beta_\sigma)^2` per layer.
 
     Args:
         activation: an elementwise module or function.
@@ -122,49 +117,3 @@ def isometry_strength(activation: Activation) -> float:
     if moments.is_constant:
         raise ValueError(f"activation is the constant {moments.mean:g}: all samples become one, without a strength.")
     return 1 + moments.nonlinear / moments.variance
-
-
-def mean_field_bound(gram: Tensor, strength: float, depths: int | Sequence[int] | Tensor) -> Tensor:
-    r"""Bound the isometry gap of a wide random network by depth.
-
-    .. math:: -\log \mathcal{I}(G^\ell) \le 2n \gamma(G^0) \beta_\sigma^{-\ell}, \qquad
-              \gamma(G) = \max_{i \ne j} \frac{|\rho_{ij}|}{1 - |\rho_{ij}|}, \qquad
-              \rho_{ij} = \frac{G_{ij}}{\sqrt{G_{ii} G_{jj}}}
-
-    if the right-hand side is at most 1; otherwise the gap at depth 0, which is never exceeded. Joudaki et al.
-    2023, Thm. A.2 and Lemma A.4; as γ(G) ≤ 2 exp(−n log I(G)) it implies Thm. 4, the bound
-    :math:`\exp(-\ell \log\beta_\sigma - n \log\mathcal{I}(G^0) + \log 4n)`. It holds in the limit of infinite width
-    for linear layers with weights N(0, 1/fan_in), each followed by the activation, centring and normalising; at
-    finite width the gap levels off at order n / width. A small gap shrinks faster: by (2 − β)² per layer.
-
-    Args:
-        gram: of the samples at depth 0, which are taken as normalised to one length.
-        strength: β of the activation, from `isometry_strength`.
-        depths: numbers of layers ℓ.
-
-    Returns:
-        The bound, of shape (..., *depths) for gram (..., n, n) and depths of any shape.
-
-    Raises:
-        ValueError: not square, or a strength outside [1, 2].
-
-    Example:
-        >>> import torch
-        >>> from adiv_optim.diagnostics import isometry_strength, mean_field_bound
-        >>> gram = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
-        >>> mean_field_bound(gram, isometry_strength(torch.relu), [0, 10, 20, 30])
-        tensor([0.1438, 0.1438, 0.0355, 0.0033])
-    """
-    if not 1 <= strength <= 2:
-        raise ValueError(f"strength is {strength}; it must lie in [1, 2], as isometry_strength gives it.")
-    gram = _checked_gram(gram)
-    length = gram.diagonal(dim1=-2, dim2=-1).sqrt()
-    correlation = gram / (length.unsqueeze(-1) * length.unsqueeze(-2))
-    largest = correlation.tril(-1).abs().flatten(-2).amax(-1)
-    distance = 1 - largest
-    gamma = torch.where(distance > DUPLICATE_EPS * torch.finfo(gram.dtype).eps, largest / distance, torch.inf)
-    depths = torch.as_tensor(depths, device=gram.device)
-    start = isometry_gap(correlation)
-    batch = (*start.shape, *[1] * depths.dim())
-    bound = 2 * gram.shape[-1] * gamma.view(batch) * strength ** -depths.to(gram.dtype)
-    return torch.where(bound <= 1, bound.minimum(start.view(batch)), start.view(batch))

@@ -71,12 +71,22 @@ def compare(seeds: int = 10, width: int = WIDTH, depth: int = DEPTH) -> dict[str
         result[name] = {
             "strength": strength,
             "mean_field": [diagnostics.isometry_gap(limit).item() for limit in limits[name]],
-            "bound": diagnostics.mean_field_bound(start, strength, range(depth + 1)).tolist(),
+            "bound": bound(start, strength, depth).tolist(),
             "measured": measured,
             "error": {variant: error[variant] for variant in WITH_LIMIT},
         }
     about = {"width": width, "depth": depth, "samples": SAMPLES, "correlation": CORRELATION, "seeds": seeds}
     return {**about, "activations": result}
+
+
+def bound(start: Tensor, strength: float, depth: int) -> Tensor:
+    """Bound of the gap by depth, of correlations (Joudaki et al. 2023, Thm. A.2 and Lemma A.4): 2nγβ^−ℓ, or the start.
+
+    The latter, which is never exceeded, where the former is above 1; γ is the greatest |ρ| / (1 − |ρ|).
+    """
+    largest, gap = start.tril(-1).abs().max(), diagnostics.isometry_gap(start)
+    falling = 2 * len(start) * (largest / (1 - largest)) * strength ** -torch.arange(depth + 1, dtype=start.dtype)
+    return torch.where(falling <= 1, falling.minimum(gap), gap)
 
 
 def _measured(seed: int, start: Tensor, width: int, limits: Tensor) -> tuple[Tensor, Tensor]:

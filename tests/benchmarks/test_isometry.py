@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
+from adiv_optim.diagnostics import isometry_gap, isometry_strength
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.studies import isometry_depth as depth
@@ -39,6 +40,18 @@ def test_normalised_networks_follow_the_limit_and_the_bound_holds_for_it(random_
         if name != "exp":  # whose heavy tail wants a wider network
             assert found["measured"]["layernorm"][1][1] == pytest.approx(found["mean_field"][1], rel=0.2)
         assert all(gap <= bound for gap, bound in zip(found["mean_field"], found["bound"], strict=True))
+
+
+def test_bound_is_below_that_of_theorem_4_and_an_overstated_strength_breaks_it():
+    start = torch.full((5, 5), 0.3, dtype=torch.float64).fill_diagonal_(1.0)
+    for activation in (torch.tanh, torch.relu, torch.sin):
+        strength = isometry_strength(activation)
+        bound, gaps = depth.bound(start, strength, 80), isometry_gap(depth._limits(activation, start, 80))
+        theorem_4 = 4 * 5 * strength ** -torch.arange(81.0, dtype=torch.float64) * torch.exp(5 * gaps[0])
+        assert (bound <= theorem_4 * (1 + 1e-12)).all()
+        assert (gaps <= bound + 1e-12).all()
+        assert bound[-1] < gaps[0] / 2
+        assert (gaps > depth.bound(start, 2.0, 80) + 1e-12).any()
 
 
 def test_exp_without_normalising_leaves_the_range_of_numbers():
