@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adiv_optim.layers import AffineLikeLinear, ChannelScale, Derf, DyT, convert
+from adiv_optim.layers import AffineLikeLinear, ChannelScale, DyT, convert
 
 #: The --data argument of the text that ships with Python.
 DEFAULT = "python-reference"
@@ -44,6 +44,18 @@ PRESETS = {
     "million": Preset(layers=5, width=128, heads=4, context=64, batch_size=16),
     "gpu": Preset(layers=6, width=384, heads=6, context=256, batch_size=64),
 }
+
+
+class Derf(ChannelScale):
+    """Elementwise γ erf(αx + s) + β with α and s trained too, of arXiv 2512.10938."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.alpha, self.shift = nn.Parameter(torch.full((1,), 0.5)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (…, width) to the same shape."""
+        return super().forward(torch.erf(self.alpha * input + self.shift))
 
 
 #: Width → normaliser of the blocks. Affine-like is no normaliser before the linear layers of a block but another kind

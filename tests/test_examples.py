@@ -229,6 +229,15 @@ def test_initialisation_is_gpt2s():
         assert parameter.dim() < 2 or parameter.std().item() == pytest.approx(expected, rel=0.05), name
 
 
+def test_derf_is_its_formula_and_starts_at_erf_of_half_the_input():
+    layer, x = NORMS["derf"](3), torch.randn(2, 4, 3)
+    assert torch.equal(layer(x), torch.erf(0.5 * x))
+    for parameter in layer.parameters():
+        parameter.data.uniform_(-1, 1)
+    wanted = layer.weight * torch.erf(layer.alpha * x + layer.shift) + layer.bias
+    torch.testing.assert_close(layer(x), wanted)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_no_position_sees_what_comes_after_it(norm):
     model = GPT(PRESETS["tiny"], 11, norm)

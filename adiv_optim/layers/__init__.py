@@ -2,7 +2,7 @@
 
 from .channel_scale import ChannelScale
 from .convert import Replacement, convert, plan
-from .elementwise import Derf, DyISRU, DyT, MeanFieldNorm, dyisru
+from .elementwise import DyISRU, DyT, MeanFieldNorm, dyisru
 from .lengths import IsotropicTanh, L2Norm
 from .linears import AffineLikeLinear, NormLikeLinear
 from .patch_norm import (
@@ -17,7 +17,6 @@ from .patch_norm import (
 __all__ = [
     "AffineLikeLinear",
     "ChannelScale",
-    "Derf",
     "DyISRU",
     "DyT",
     "IsotropicTanh",

@@ -1,4 +1,4 @@
-"""Elementwise stand-ins for normalisers: DyT, Derf, DyISRU and MeanFieldNorm."""
+"""Elementwise stand-ins for normalisers: DyT, DyISRU and MeanFieldNorm."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,13 +15,12 @@ from .lengths import cast_back
 
 
 class _Dynamic(ChannelScale):
-    """The base of layers that put a bounded function of each number, with trained scalars, before γ and β."""
+    """The base of layers that put a bounded function of each number, with a trained scalar, before γ and β."""
 
-    def _add_scalars(self, channels: ChannelOptions, **initial: float) -> None:
-        for name in initial:
-            empty = torch.empty((1,), device=channels.get("device"), dtype=channels.get("dtype"))
-            self.register_parameter(name, nn.Parameter(empty))
-        self._initial |= initial
+    def _add_scalar(self, name: str, initial: float, channels: ChannelOptions) -> None:
+        empty = torch.empty((1,), device=channels.get("device"), dtype=channels.get("dtype"))
+        self.register_parameter(name, nn.Parameter(empty))
+        self._initial[name] = initial
         self.reset_parameters()
 
 
@@ -66,7 +65,7 @@ class DyT(_Dynamic):
         check_positive("DyT", alpha=alpha)
         super().__init__(normalized_shape, **channels)
         self.initial_alpha, self.sqrt_d = alpha, sqrt_d
-        self._add_scalars(channels, alpha=alpha)
+        self._add_scalar("alpha", alpha, channels)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_shape(input)
@@ -75,38 +74,6 @@ class DyT(_Dynamic):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, alpha={self.initial_alpha}, sqrt_d={self.sqrt_d}"
-
-
-class Derf(_Dynamic):
-    r"""Dynamic error function: :math:`y = \gamma \odot \operatorname{erf}(\alpha x + s) + \beta`, with α and s trained.
-
-    arXiv 2512.10938: `DyT` with another bounded function and a shift s within it; no statistics.
-
-    Its arguments are those of `DyT` but for `sqrt_d`; shape and errors are the same.
-
-    Example:
-        >>> import torch
-        >>> Derf(2)(torch.tensor([[0.0, 2.0]]))  # erf(0.5 x)
-        tensor([[0.0000, 0.8427]], grad_fn=<AddBackward0>)
-    """
-
-    alpha: nn.Parameter
-    shift: nn.Parameter
-
-    def __init__(
-        self, normalized_shape: int | Sequence[int], *, alpha: float = 0.5, **channels: Unpack[ChannelOptions]
-    ) -> None:
-        check_positive("Derf", alpha=alpha)
-        super().__init__(normalized_shape, **channels)
-        self.initial_alpha = alpha
-        self._add_scalars(channels, alpha=alpha, shift=0.0)
-
-    def forward(self, input: Tensor) -> Tensor:
-        self._check_shape(input)
-        return self._affine(torch.erf(self.alpha * input + self.shift))
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, alpha={self.initial_alpha}"
 
 
 def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
@@ -168,7 +135,7 @@ class DyISRU(_Dynamic):
         super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
         self.sqrt_d = sqrt_d
-        self._add_scalars(channels, log_c=math.log(self.initial_c))
+        self._add_scalar("log_c", math.log(self.initial_c), channels)
 
     @property
     def c(self) -> Tensor:

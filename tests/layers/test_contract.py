@@ -15,7 +15,6 @@ from torch.func import functional_call
 from adiv_optim.layers import (
     AffineLikeLinear,
     ChannelScale,
-    Derf,
     DyISRU,
     DyT,
     IsotropicTanh,
@@ -44,7 +43,6 @@ IMAGES = {
     "channel-scale-of-images": ChannelScale(3, dim=1, bias=False),
     "dyt": DyT(5),
     "dyt-of-images": DyT(3, dim=1, sqrt_d=True),
-    "derf": Derf(3, dim=1),
     "dyisru": DyISRU(5),
     "dyisru-of-images": DyISRU(3, dim=1, sqrt_d=False),
     "isotropic-tanh": IsotropicTanh(),

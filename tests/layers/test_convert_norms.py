@@ -8,7 +8,7 @@ import torch
 import torchvision
 from torch import nn
 
-from adiv_optim.layers import AffineLikeLinear, ChannelScale, Derf, DyISRU, DyT, IsotropicTanh, L2Norm, convert, plan
+from adiv_optim.layers import AffineLikeLinear, ChannelScale, DyISRU, DyT, IsotropicTanh, L2Norm, convert, plan
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -79,7 +79,7 @@ NORMS = {
 @pytest.mark.parametrize(("norm", "dim", "shape"), NORMS.values(), ids=NORMS)
 def test_each_norm_becomes_each_stand_in_with_the_same_parameters(norm, dim, shape):
     wanted = dict(norm.named_parameters())
-    for kind in (DyT, Derf, ChannelScale):
+    for kind in (DyT, ChannelScale):
         new = convert(norm, {type(norm): kind})
         assert type(new) is kind
         assert new.dim == dim

@@ -1,4 +1,4 @@
-"""DyT, Derf, DyISRU and dyisru: the published formulas, RMSNorm as their limit, and channels."""
+"""DyT, DyISRU and dyisru: the published formulas, RMSNorm as their limit, and channels."""
 
 import math
 from functools import partial
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim.layers import Derf, DyISRU, DyT, dyisru
+from adiv_optim.layers import DyISRU, DyT, dyisru
 from tests.helpers.covering import paired
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -86,17 +86,7 @@ def test_every_parameter_acts_on_its_own_channel(kind, size, dim, shape):
     torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
 
 
-def test_derf_is_its_formula_and_starts_at_erf_of_half_the_input():
-    layer, x = Derf(3, dim=1), torch.randn(2, 3, 4)
-    assert torch.equal(layer(x), torch.erf(0.5 * x))
-    for parameter in layer.parameters():
-        parameter.data.uniform_(-1, 1)
-    weight, bias = layer.weight[:, None], layer.bias[:, None]
-    wanted = weight * torch.erf(layer.alpha * x + layer.shift) + bias
-    torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("kind", [DyISRU, DyT, Derf])
+@pytest.mark.parametrize("kind", [DyISRU, DyT])
 def test_the_largest_and_least_numbers_reach_the_bounds_with_gradients_of_no_size(kind):
     layer = kind(1)
     x = torch.tensor([[3e38], [-3e38], [2e19], [-2e19], [1e-38], [0.0]], requires_grad=True)
