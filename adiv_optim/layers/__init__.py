@@ -2,7 +2,7 @@
 
 from .channel_scale import ChannelScale
 from .convert import Replacement, convert, plan
-from .elementwise import DyISRU, DyT, MeanFieldNorm, dyisru
+from .elementwise import DyISRU, DyT, MeanFieldNorm
 from .lengths import IsotropicTanh, L2Norm
 from .linears import AffineLikeLinear, NormLikeLinear
 from .patch_norm import (
@@ -31,6 +31,5 @@ __all__ = [
     "PatchNormConvTranspose3d",
     "Replacement",
     "convert",
-    "dyisru",
     "plan",
 ]

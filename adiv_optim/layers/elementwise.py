@@ -76,31 +76,6 @@ class DyT(_Dynamic):
         return f"{super().extra_repr()}, alpha={self.initial_alpha}, sqrt_d={self.sqrt_d}"
 
 
-def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
-    r"""Return the inverse square root unit :math:`x / \sqrt{x^2 + C}`, computed in float32 at least.
-
-    Times √d and with :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm.
-
-    Args:
-        input: x, any shape.
-        c: C, positive, of a shape that broadcasts; a negative one gives NaN.
-
-    Returns:
-        Numbers between -1 and 1, of the shape that both broadcast to and the input's dtype; float32 for integers.
-
-    Example:
-        >>> import torch
-        >>> dyisru(torch.tensor([0.0, 3.0, -300.0]), 16.0)
-        tensor([ 0.0000,  0.6000, -0.9999])
-    """
-    wide = at_least_float32(input)
-    # x and √C are divided by the larger before they are squared: x² alone overflows from 2·10¹⁹ on in float32.
-    root_c = torch.as_tensor(c, dtype=wide.dtype, device=wide.device).sqrt()
-    larger = torch.maximum(wide.detach().abs(), root_c.detach())
-    wide, root_c = wide / larger, root_c / larger
-    return cast_back(wide * torch.rsqrt(wide.square() + root_c.square()), input)
-
-
 class DyISRU(_Dynamic):
     r"""Dynamic inverse square root unit: :math:`y = \gamma \odot \sqrt{d}\,x / \sqrt{x^2 + C} + \beta`, with C trained.
 
@@ -145,7 +120,12 @@ class DyISRU(_Dynamic):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_shape(input)
-        output = dyisru(input, self.c)
+        wide = at_least_float32(input)
+        # x and √C are divided by the larger before they are squared: x² alone overflows from 2·10¹⁹ on in float32.
+        root_c = self.c.to(wide.dtype).sqrt()
+        larger = torch.maximum(wide.detach().abs(), root_c.detach())
+        wide, root_c = wide / larger, root_c / larger
+        output = cast_back(wide * torch.rsqrt(wide.square() + root_c.square()), input)
         return self._affine(math.sqrt(self.features) * output if self.sqrt_d else output)
 
     def extra_repr(self) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adiv_optim.layers import IsotropicTanh, L2Norm, dyisru
+from adiv_optim.layers import DyISRU, IsotropicTanh, L2Norm
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -40,7 +40,7 @@ def test_black_image_stays_black_and_passes_no_gradient():
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("function", [L2Norm(), IsotropicTanh(), lambda x: dyisru(x, 16.0)], ids=["l2", "tanh", "isru"])
+@pytest.mark.parametrize("function", [L2Norm(), IsotropicTanh(), DyISRU(2, c=16.0)], ids=["l2", "tanh", "isru"])
 def test_integers_are_taken_for_numbers_and_not_rounded_back(function):
     x = torch.tensor([[3, -4]])
     assert torch.equal(function(x), function(x.float()))
