@@ -3,20 +3,9 @@
 import math
 from collections.abc import Sequence
 from numbers import Integral
-from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
-
-
-class ChannelOptions(TypedDict, total=False):
-    """The keyword arguments of `ChannelScale`, for layers that hand them on."""
-
-    dim: int
-    elementwise_affine: bool
-    bias: bool
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class ChannelScale(nn.Module):

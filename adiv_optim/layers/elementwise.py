@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from .._checks import check_positive, without_none
 from .._device import at_least_float32
 from ..diagnostics.activations import gaussian_moments
-from .channel_scale import ChannelOptions, ChannelScale
+from .channel_scale import ChannelScale
 from .lengths import cast_back
 
 
 class _Dynamic(ChannelScale):
     """The base of layers that put a bounded function of each number, with a trained scalar, before γ and β."""
 
-    def _add_scalar(self, name: str, initial: float, channels: ChannelOptions) -> None:
+    def _add_scalar(self, name: str, initial: float, channels: dict[str, Any]) -> None:
         empty = torch.empty((1,), device=channels.get("device"), dtype=channels.get("dtype"))
         self.register_parameter(name, nn.Parameter(empty))
         self._initial[name] = initial
@@ -55,12 +55,7 @@ class DyT(_Dynamic):
     alpha: nn.Parameter
 
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        *,
-        alpha: float = 0.5,
-        sqrt_d: bool = False,
-        **channels: Unpack[ChannelOptions],
+        self, normalized_shape: int | Sequence[int], *, alpha: float = 0.5, sqrt_d: bool = False, **channels: Any
     ) -> None:
         check_positive("DyT", alpha=alpha)
         super().__init__(normalized_shape, **channels)
@@ -99,12 +94,7 @@ class DyISRU(_Dynamic):
     log_c: nn.Parameter
 
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        *,
-        c: float | None = None,
-        sqrt_d: bool = True,
-        **channels: Unpack[ChannelOptions],
+        self, normalized_shape: int | Sequence[int], *, c: float | None = None, sqrt_d: bool = True, **channels: Any
     ) -> None:
         check_positive("DyISRU", **without_none(c=c))
         super().__init__(normalized_shape, **channels)
