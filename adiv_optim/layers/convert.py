@@ -1,7 +1,6 @@
 """Replacing a model's layers by structural ones, weights kept."""
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -85,7 +84,8 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
     optimizer built before goes on working, and between linear layers or convolutions the state dict keeps its keys.
     All others are dropped, such as a batch norm's running statistics. New parameters, such as α of `DyT`, have to
     be given to that optimizer by add_param_group. `plan` lists both. Layers are matched by exact type; one that stands
-    in several places is replaced by one. One that a module of torch uses without calling it stays, with a warning.
+    in several places is replaced by one. One that a module of torch uses without calling it stays, with a warning. A
+    class is constructed as ever, and may draw random numbers for parameters that are replaced at once.
 
     Args:
         model: the model to change.
@@ -244,30 +244,14 @@ def _construct(path: str, layer: nn.Module, factory: Any, model: nn.Module) -> n
     tensors = chain(_tensors(layer).values(), model.parameters())
     template = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
     try:
-        # On the meta device nothing is allocated or drawn for parameters that are about to be replaced. A constructor
-        # that reads numbers fails there.
-        with suppress(RuntimeError), torch.device("meta"):
-            new = _hand_over(layer, factory(**arguments))
-            if not _is_on_meta(new):
-                return new
         with template.device:
-            return _hand_over(layer, factory(**arguments).to(template.dtype))
+            new: nn.Module = factory(**arguments).to(template.dtype)
     except TypeError as error:
         raise TypeError(
             f"{label(path)} ({kind}): {name} does not take {', '.join(arguments)}: {error}; {remedy}"
         ) from error
-
-
-def _is_on_meta(module: nn.Module) -> bool:
-    """Whether a parameter, buffer or attribute has no values."""
-    attributes = (value for part in module.modules() for value in vars(part).values())
-    return any(isinstance(t, Tensor) and t.is_meta for t in chain(_tensors(module).values(), attributes))
-
-
-def _hand_over(old: nn.Module, new: nn.Module) -> nn.Module:
-    """Register the old layer's parameters with the new one, where both have one of that name and shape."""
-    for name, parameter in old._parameters.items():
-        replaced = new._parameters.get(name)
+    for own, parameter in layer._parameters.items():
+        replaced = new._parameters.get(own)
         if parameter is not None and replaced is not None and replaced.shape == parameter.shape:
-            new.register_parameter(name, parameter)
+            new.register_parameter(own, parameter)
     return new
