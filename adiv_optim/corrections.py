@@ -60,19 +60,6 @@ class Correction(ABC):
 
     `scales` never sees the output gradient, so loss scaling, gradient accumulation and data parallelism stay exact.
     Subclasses should be immutable, so that two layers may share one; a frozen dataclass is.
-
-    Example:
-        A rule of one's own needs no registration:
-
-        >>> import torch
-        >>> from dataclasses import dataclass
-        >>> @dataclass(frozen=True)
-        ... class SquareRoot(Correction):
-        ...     def scales(self, factors):
-        ...         scale = sum(factors.values()).rsqrt()
-        ...         return {name: scale for name in factors}
-        >>> SquareRoot().scales({"weight": torch.tensor([3.0, 8.0]), "bias": torch.ones(2)})["weight"]
-        tensor([0.5000, 0.3333])
     """
 
     #: Whether the gradients of micro-batches add up to that of the whole batch.
@@ -204,10 +191,6 @@ class BatchIdeal(Correction):
     0.1 to 1 works.
 
     Inputs that hold NaN or inf give gradients that do, never an error.
-
-    **Micro-batches**: each backward is ideal for the rows it saw. Accumulating two micro-batches adds
-    two ideal steps, and data parallelism averages one per process; neither is the ideal step of the joined batch.
-    `Preconditioned`, which remembers the inputs, takes that one.
 
     Args:
         damping: the ridge, as a share of the mean squared row norm; at least 0. 0.3 to 1 works; less brings the step

@@ -255,9 +255,10 @@ def test_modules_are_documented_and_their_doctests_run(room):
         assert doctest.testmod(module).failed == 0, name
 
 
-#: Results of functions whose own examples show them, layers of other dimensions, and what is not made by hand.
+#: Results of functions whose own examples show them, layers of other dimensions, what is not made by hand, and the
+#: rule of one's own in docs/corrections.
 SHOWN_ELSEWHERE = {
-    "Coverage", "Divergence", "Entry", "Factors", "GaussianMoments", "Gauge", "LayerDivergence", "Node",
+    "Correction", "Coverage", "Divergence", "Entry", "Factors", "GaussianMoments", "Gauge", "LayerDivergence", "Node",
     "PatchNormConv1d", "PatchNormConv3d", "PatchNormConvTranspose1d", "PatchNormConvTranspose3d", "RZScaling",
     "UCBackpropagation", "detach",
 }  # fmt: skip

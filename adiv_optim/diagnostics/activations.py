@@ -138,12 +138,7 @@ class Sampled(NamedTuple):
 
 @torch.no_grad()
 def sample(activation: Activation, degree: int = 1) -> Sampled:
-    """Evaluate an activation on nodes that integrate its square, its mean and its Hermite coefficient of one degree.
-
-    At first there is a panel of 20 Gauss-Legendre nodes between any two neighbouring whole numbers. Halves replace a
-    panel as long as that changes one of the three integrals, which closes in on kinks, jumps and steep places wherever
-    they are. The errors are those of `gaussian_moments`.
-    """
+    """Evaluate an activation on nodes that integrate its square, mean and one coefficient; see `gaussian_moments`."""
     if not callable(activation):
         raise TypeError(f"activation is {activation!r}; pass an elementwise module or function, such as torch.relu.")
     name = repr(activation) if isinstance(activation, nn.Module) else getattr(activation, "__name__", "activation")

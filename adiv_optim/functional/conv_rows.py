@@ -1,4 +1,4 @@
-"""The rows of a convolution are patches, unfolded all at once for `BatchIdeal` with few rows, or to be measured alone."""
+"""The rows of a convolution are patches; all are unfolded at once for few rows of `BatchIdeal`, and to measure some."""
 
 import math
 from collections.abc import Mapping

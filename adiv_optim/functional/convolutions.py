@@ -140,8 +140,6 @@ def conv2d(
     :math:`\sum_p s_{b,p}\, g_p`, with s from :math:`|x_p|^2`. Each group has patches, and so scales, of its own.
     Forward and input gradient are torch's, bit for bit; channels_last stays channels_last.
 
-    The cost over the plain backward is one box filter over the input and one rescaled copy of the output gradient.
-
     Args:
         input: shape (N, C, H, W), or (C, H, W) unbatched.
         weight: shape (out_channels, C / groups, kH, kW).

@@ -218,10 +218,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
     k runs over rows and s is the correction's; `BatchIdeal` solves for all rows instead. A frozen weight or
     bias does not move the output, so its factor is left out.
 
-    With per-row scales the cost over the plain backward is one pass over X and one over the narrower of X and G. In
-    float32 the peak of memory stays where the input needs a gradient; without that, and in half precision, one rescaled
-    copy of the narrower is added to it. The function works under vmap, torch.compile, autocast and in half precision,
-    in which norms and scales are float32. Compiling *around* vmap runs it outside the graph.
+    It works under vmap, torch.compile, autocast and in half precision, in which norms and scales are float32. Compiling
+    *around* vmap runs it outside the graph.
 
     Args:
         input: shape (..., in_features); every leading dimension counts rows.

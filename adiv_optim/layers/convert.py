@@ -108,19 +108,9 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
 
     Example:
         >>> from torch import nn
-        >>> from adiv_optim.layers import AffineLikeLinear, ChannelScale, L2Norm, convert
+        >>> from adiv_optim.layers import AffineLikeLinear, convert
         >>> convert(nn.Sequential(nn.Linear(4, 2), nn.Tanh()), {nn.Linear: AffineLikeLinear})[0]
         AffineLikeLinear(in_features=4, out_features=2, bias=True, alpha=1.0, beta=1.0)
-
-        A normaliser in two parts, which keeps γ and β:
-
-        >>> def l2_norm(old):
-        ...     return nn.Sequential(L2Norm(dim=(1, 2, 3)), convert(old, {nn.BatchNorm2d: ChannelScale}))
-        >>> convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), {nn.BatchNorm2d: l2_norm})[1]
-        Sequential(
-          (0): L2Norm(dim=(1, 2, 3), eps=1e-12)
-          (1): ChannelScale((8,), dim=1, elementwise_affine=True, bias=True)
-        )
     """
     replaced = {replacement.old: replacement.new for replacement in plan(model, mapping)}
     for parent in list(model.modules()):

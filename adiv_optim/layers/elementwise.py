@@ -133,9 +133,7 @@ class MeanFieldNorm(nn.Module):
     deviation that LayerNorm without parameters would measure tend to these constants. Nothing is measured, so rows stay
     as different in length as they are; networks whose pre-activations drift from N(0, 1) are not brought back.
 
-    The constants are numbers, computed once by `adiv_optim.diagnostics.gaussian_moments`: the state dict has the
-    activation's entries alone, any dtype and device will do, and exporters fold them in. An activation that is trained
-    afterwards keeps the constants it was built with.
+    The constants are computed once: an activation that is trained afterwards keeps those it was built with.
 
     Args:
         activation: an elementwise module or function.

@@ -116,9 +116,6 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
     `NormLikeLinear`). The patches of an image share their pixels and their weights; their effect on
     each other stays.
 
-    The squared patch norms are a box filter over :math:`\sum_c x_c^2`, with the convolution's stride, padding and
-    dilation, one for each group: sums of squares, float32 at least, never below zero. No patch is unfolded.
-
     Args:
         args, kwargs: as for torch.nn.Conv2d, by position or by name; padding='same' and every padding_mode included.
         form: "affine-like" or "norm-like"; this and the next three by name.
