@@ -12,30 +12,23 @@ from .._device import at_least_float32
 from .lengths import l2_normalize, sum_of_squares
 
 
-def check_affine_like(name: str, alpha: float, beta: float) -> None:
-    """Refuse settings for which the affine-like form has no meaning."""
-    _check_alpha(name, alpha)
-    check_finite(name, beta=beta)
-    if beta == 0:
-        raise ValueError(
-            f"{name}: beta is 0, which divides zeros by zero; use the norm-like form there (NormLikeLinear, "
-            "form='norm-like')."
-        )
-
-
-def check_norm_like(name: str, alpha: float, beta: float | None, eps: float) -> None:
-    """Refuse settings for which the norm-like form has no meaning."""
-    _check_alpha(name, alpha)
+def check_form(name: str, form: str, alpha: float, beta: float | None, eps: float = 0.0) -> None:
+    """Refuse a form that there is not, and settings for which it has no meaning."""
+    if form not in ("affine-like", "norm-like"):
+        raise ValueError(f"{name}: form is {form!r}; the forms are 'affine-like' and 'norm-like'.")
+    check_finite(name, alpha=alpha)
+    if alpha == 0:
+        raise ValueError(f"{name}: alpha is 0, which cuts the input off; give it another value.")
+    if form == "affine-like":
+        check_finite(name, beta=beta)
+        if beta == 0:
+            remedy = "use the norm-like form there (NormLikeLinear, form='norm-like')"
+            raise ValueError(f"{name}: beta is 0, which divides zeros by zero; {remedy}.")
+        return
     check_not_negative(name, eps=eps)
     check_finite(name, **without_none(beta=beta))
     if beta is not None and not -1 < beta < 1:
         raise ValueError(f"{name}: beta is {beta}; it must lie strictly between -1 and 1, or be None.")
-
-
-def _check_alpha(name: str, alpha: float) -> None:
-    check_finite(name, alpha=alpha)
-    if alpha == 0:
-        raise ValueError(f"{name}: alpha is 0, which cuts the input off; give it another value.")
 
 
 def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor:
@@ -82,7 +75,7 @@ class AffineLikeLinear(nn.Linear):
     """
 
     def __init__(self, *args: Any, alpha: float = 1.0, beta: float = 1.0, **kwargs: Any) -> None:
-        check_affine_like("AffineLikeLinear", alpha, beta)
+        check_form("AffineLikeLinear", "affine-like", alpha, beta)
         super().__init__(*args, **kwargs)
         self.alpha = alpha
         self.beta = beta
@@ -139,7 +132,7 @@ class NormLikeLinear(nn.Linear):
     def __init__(
         self, *args: Any, alpha: float = 1.0, beta: float | None = None, eps: float = 1e-12, **kwargs: Any
     ) -> None:
-        check_norm_like("NormLikeLinear", alpha, beta, eps)
+        check_form("NormLikeLinear", "norm-like", alpha, beta, eps)
         super().__init__(*args, **kwargs)
         self.alpha = alpha
         self.beta = beta

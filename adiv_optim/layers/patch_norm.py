@@ -12,7 +12,7 @@ from .._device import at_least_float32
 from ..functional.convolutions import TORCH_CONV
 from ..functional.shared import box_sum
 from .lengths import inverse_norm, sum_of_squares
-from .linears import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors
+from .linears import affine_like_scale, check_form, norm_like_factors
 
 _TORCH_CONV_TRANSPOSE: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
@@ -29,14 +29,9 @@ class PatchNorm(_ConvNd):
         eps: float = 1e-12,
         **kwargs: Any,
     ) -> None:
-        name = type(self).__name__
-        if form == "affine-like":
-            beta = 1.0 if beta is None else beta
-            check_affine_like(name, alpha, beta)
-        elif form == "norm-like":
-            check_norm_like(name, alpha, beta, eps)
-        else:
-            raise ValueError(f"{name}: form is {form!r}; the forms are 'affine-like' and 'norm-like'.")
+        if form == "affine-like" and beta is None:
+            beta = 1.0
+        check_form(type(self).__name__, form, alpha, beta, eps)
         super().__init__(*args, **kwargs)
         self.form = form
         self.alpha = alpha
