@@ -1,4 +1,4 @@
-"""The rows of a convolution are patches; all are unfolded at once for few rows of `BatchIdeal`, and to measure some."""
+"""The rows of a convolution are patches; all are unfolded at once only if `BatchIdeal` has fewer rows than features."""
 
 import math
 from collections.abc import Mapping
@@ -91,9 +91,8 @@ class ConvRows(TrainedParameters):
         return gram, torch.cat([x_g, sum_of_g], -2)
 
     def at(self, index: Tensor) -> LinearRows:
-        """Return, of every group, the patches whose numbers are in `index`."""
-        rows, grad_rows = self.patches.unfold()[:, index], self._grad_rows()[:, index]
-        return LinearRows(rows, grad_rows, self.needs_weight, self.needs_bias)
+        """Return, of every group, the patches whose numbers are in `index`, ascending."""
+        return LinearRows(self.patches.at(index), self._grad_rows()[:, index], self.needs_weight, self.needs_bias)
 
     def _grad_rows(self) -> Tensor:
         """Return the output gradients as (groups, rows, channels)."""

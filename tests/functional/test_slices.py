@@ -94,10 +94,18 @@ def test_strips_of_a_covariance_make_the_whole(monkeypatch, groups):
     assert optimizer.metrics()["Whitened/weight/input_rms"] == pytest.approx(level.sqrt().item())
 
 
-def measured(one, x, g):
-    found = divergence(one, lambda z, g: (z * g).sum(), x, g).layers[""]
+def measured(one, x, g, **options):
+    found = divergence(one, lambda z, g: (z * g).sum(), x, g, **options).layers[""]
     names = ("index", "squared_norm", "gain", "cosine", "projection", "interference")
     return {name: getattr(found, name) for name in names}
+
+
+@pytest.mark.parametrize("max_rows", [1000, 22], ids=["all", "some"])
+def test_measured_patches_are_all_found(monkeypatch, max_rows):
+    one, x, g = layer(), input(), torch.randn(SAMPLES, 6, 5)
+    whole = measured(one, x, g, max_rows=max_rows)
+    in_slices_of_patches(monkeypatch, x)
+    agree(measured(one, x, g, max_rows=max_rows), whole)
 
 
 def test_rows_that_are_asked_for_one_by_one_are_all_answered(monkeypatch):
