@@ -128,7 +128,9 @@ def _on_page(rows: Sequence[Row], holds: bool) -> str:
     shown = pd.DataFrame(cells, columns=_HEADER)[[name for name in _SHOWN if name != "p" or not holds]]
     joined = shown.groupby("claim", sort=False, as_index=False).agg(
         # Every p, though two differences have one.
-        lambda each: "; ".join(each) if each.nunique() > 1 or each.name.endswith("p") else each.iloc[0]
+        lambda each: (
+            "; ".join(n or "–" for n in each) if each.nunique() > 1 or each.name.endswith("p") else each.iloc[0]
+        )
     )
     return f"**{_TABLES[holds][0]}**\n\n{markdown([*joined], joined.to_numpy())}"
 
