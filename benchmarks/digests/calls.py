@@ -128,10 +128,10 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "lead on the best without this library"]
     caption = (
-        "Less is better of nats, and of ×, the factor on an error. Steps or epochs are equal where no time is named. A "
-        "price is in steps of the optimizer alone. For transformers without norms the best is of those without any; "
-        "NorMuon with LayerNorm is ahead of it. From He's initialisation BatchNorm has not run; from PyTorch's, with "
-        "SOAP, it is ahead of whitened Adam, and level with whitened SOAP."
+        "Less is better of nats and ×, the factor on an error. Steps or epochs are equal where no time is named. A "
+        "price is in steps of the optimizer alone. Transformers without norms are compared with others without; "
+        "NorMuon with LayerNorm is ahead of those. From He's initialisation BatchNorm has not run; from PyTorch's, with SOAP, "
+        "it is ahead of whitened Adam and level with whitened SOAP."
     )
     return Section([Table(header, rows, [call.shown == "yes" for call in CALLS]), caption])
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.tables import Table
+from ..core.store import setting
+from ..core.tables import Table, grouped
 from ..studies import equations, mechanism, table1
-from .reached import Stores, beside, measure_of, reached, settings, table
+from .reached import Settings, Stores, beside, matching, measure_of, reached, settings, table
 
 #: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
 #: whose logarithms differ so, and what it is between; or those of some cells.
@@ -63,6 +64,21 @@ def newton_step(stores: Stores) -> Numbers:
     return {"low": r["ratios"]["step"]["median"]}
 
 
+def newton_in_study(stores: Stores) -> Numbers:
+    """How many steps of Adam a step of GaussNewton takes the time of, by equation, at 300 points and 50 units."""
+    wanted: Settings = {"hidden": 50, "inner": 300, "method": "none", "draws": "anew", "init": None}
+    ratios = list[float]()
+    for of in grouped(matching(stores["equations"].read(), wanted), setting("equation")).values():
+        steps = [
+            [r["steps"][-1] for r in of if r["settings"]["optimizer"] == optimizer]
+            for optimizer in ("adam", "gauss-newton")
+        ]
+        if all(steps):
+            plain, newton = map(statistics.median, steps)
+            ratios.append(plain / newton)
+    return {"low": min(ratios), "high": max(ratios)}
+
+
 def initialisation(stores: Stores) -> Numbers:
     """The largest factor between an error by Xavier's initialisation and by PyTorch's."""
     every = equations.varied(stores["equations"]).values()
@@ -87,7 +103,17 @@ def chosen_again(stores: Stores, method: str) -> Numbers:
 VALUES = {row["name"]: row for row in table("values")}
 NUMBERS: dict[str, Callable[..., Numbers]] = {
     each.__name__: each
-    for each in (lead, cells, ranked, correlated, newton_step, initialisation, tuned_twice, chosen_again)
+    for each in (
+        lead,
+        cells,
+        ranked,
+        correlated,
+        newton_step,
+        newton_in_study,
+        initialisation,
+        tuned_twice,
+        chosen_again,
+    )
 }
 #: Pages with such phrases that show no results beside.
 PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))

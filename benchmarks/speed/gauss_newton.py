@@ -89,10 +89,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         cells.append([exact(r["parameters"], ","), exact(r["rows"], ","), exact(r["plain_ms"], ".1f"), *parts])
     header = ["parameters", "residuals", "plain step, ms", *PARTS.values()]
     caption = (
-        "Step, Jacobian and a solution by QR in plain steps (loss, backward pass, Adam) of the same residuals: "
-        "Poisson's equation, derivatives carried forward, tanh, three hidden layers, float64; points are drawn for "
-        "every step, the first ones of a training. Medians of rounds in "
-        f"turn, processor time. {machine(results[0]['environment'])}"
+        "In plain steps (loss, backward pass, Adam) of the same residuals: Poisson's equation, three hidden tanh "
+        "layers, float64, the first steps of a training. Medians of rounds, processor time; the file has the shares of "
+        f"Jacobian and QR. {machine(results[0]['environment'])}"
     )
     return {name: Section([Table(header, cells), caption])}
 

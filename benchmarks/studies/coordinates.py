@@ -259,12 +259,11 @@ def report_in_time(store: Store, name: str, folder: Path) -> Sections:
     )
     crops = len({r["settings"]["crop"] for r in learned})
     caption = (
-        f"Mean ± standard error over {crops} crops of two photographs; p is of the paired t test. Learning rate and "
-        f"damping are the best of {in_words(fewest, 'trial')} in equal time, each on four crops of a third photograph. "
-        f"Time per step is processor time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in "
-        f"turn, with quartiles within ± {100 * widest:.0f} %. Held out is every other pixel. Trials on the third "
-        f"photograph chose the features' deviation, 3; there pixels held out have {deviations}. "
-        f"{machine(results[0]['environment'])}"
+        f"Mean ± standard error over {crops} crops of two photographs; p of paired t tests. Settings: best of "
+        f"{in_words(fewest, 'trial')} in equal time on four crops of a third photograph, which also chose the "
+        f"features' deviation, 3 (pixels held out: {deviations}). Time: processor time in Adam's "
+        f"{measured['adam_ms']:.1f} ms, {ratios[0]['rounds']} rounds, quartiles within ± {100 * widest:.0f} %. "
+        f"Every other pixel is held out. {machine(results[0]['environment'])}"
     )
     return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}
 

@@ -90,9 +90,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {
         f"{name}-errors": _by_arm(
             medians,
-            f"Median of the relative L2 error after {_length(results[0]['settings'])}, or of the viscosity's; ≈ is "
-            "not shown to be above the lowest by paired t tests of logarithms after Holm's correction over its kind of "
-            "equations, nonlinear or linear, in which a run that broke down has an error of 1",
+            f"Median relative L2 error after {_length(results[0]['settings'])}, or the viscosity's; ≈: not shown to be "
+            "above the lowest by paired t tests of logarithms, Holm's correction within nonlinear or linear equations; "
+            "a run that broke down counts as 1",
         ),
         f"{name}-times": _by_arm(
             {place: _times(runs) for place, runs in best.items()},

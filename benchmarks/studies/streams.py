@@ -164,10 +164,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     cells |= {(r["settings"]["arm"], "time"): exact(r["milliseconds"], ".2g") for r in store.read("time")}
     caption = (
         f"Relative error, Σ(e/s)² / Σ(y/s)², of the second half of {rows:,} rows, each predicted before it is learned; "
-        f"s is the target's amplitude where that is known, else 1. Median over {seeds} seeds; the file has quartiles. "
-        "Learning rates are the best of ten on two other seeds, and of as many for each of three limits of "
-        "clipping or three dampings. "
-        f"Time is processor time of a plain loop, the median of 41 rounds in turn. {where}"
+        f"s is the target's amplitude where known, else 1. Median over {seeds} seeds. Rates: best of ten on two other "
+        f"seeds, for each of three limits or dampings. Processor time of a plain loop, 41 rounds. {where}"
     )
     labels = {key: arm.label for key, arm in ARMS.items()}
     parts = {name: Section([pivot(["arm"], labels, TITLES | {"time": "ms per step"}, cells), caption])}

@@ -11,7 +11,7 @@ from .conftest import ROOT, STORES
 #: Page → numbers that are no results: settings, sizes, versions and equations.
 SETTINGS = {
     "README.md": "0 64 0.003 0.1 1 0.001 3.11 2.9",
-    "docs/results/mlp.md": "28 3 3072 32 10 0 15 40 128 10⁻³ 8 1,797 2025 1 −1 30 2 5 16",
+    "docs/results/mlp.md": "28 3 3072 32 10 0 15 20 40 100 128 10⁻³ 8 1,797 2025 1 −1 30 2 5 16",
     "docs/results/costs.md": "1,024 8,192 10 0.3"
     " 70 0.5 8 0.21 0.15 26.8 3.60 0.01 0.82 0.16 2.81 50.8 0.10 5,282 28 1.10 423",  # on paper
     "docs/results/convolutions.md": "3 2 10⁻³ 1 −1 2025",
@@ -19,9 +19,9 @@ SETTINGS = {
     "docs/results/isometry.md": "512 1 0 1000 10 2023",
     "docs/results/language-model.md": "400 128 3 5 8 1 16 2,000 0.02 64 95",
     "docs/results/index.md": "0.05 1 2 3 10⁻³",
-    "docs/results/fields.md": "0.1 32 128 512 256 10⁴ 1 8 59 12,288 50,307 214,787 2024",
+    "docs/results/fields.md": "32 100 128 512 256 10⁴ 1 8 59 12,288 50,307 214,787 2024",
     "docs/verdicts.md": "0.05",
-    "docs/chooser.md": "16 2,000",
+    "docs/chooser.md": "16",
     "docs/index.md": "",
     "docs/which-step.md": "1 2",
     "docs/coordinates/whitened.md": "0.0006 1 10 2 512 1507.00210 2017 2022 2021 2024 2025",
