@@ -129,9 +129,9 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
     header += ["price of a step", "lead on the best without this library"]
     caption = (
         "Less is better of nats and ×, the factor on an error. Steps or epochs are equal where no time is named. A "
-        "price is in steps of the optimizer alone. Transformers without norms are compared with others without; "
-        "NorMuon with LayerNorm is ahead of those. From He's initialisation BatchNorm has not run; from PyTorch's, with SOAP, "
-        "it is ahead of whitened Adam and level with whitened SOAP."
+        "price is in steps of the optimizer alone, the CNN's by whole runs. Transformers without norms are compared "
+        "with others without; NorMuon with LayerNorm is ahead of those. From He's initialisation BatchNorm has not "
+        "run; from PyTorch's, with SOAP, it is ahead of whitened Adam and level with whitened SOAP."
     )
     return Section([Table(header, rows, [call.shown == "yes" for call in CALLS]), caption])
 

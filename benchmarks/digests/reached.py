@@ -100,7 +100,7 @@ class Measure(NamedTuple):
         else:
             digits = [{"dB": "+.1f", "nats": "+z.3f", "points": "+z.1f"}[self.unit]] * 3
         mean, low, high = (format(each, spec) for each, spec in zip(numbers.values(), digits, strict=True))
-        return Cell(f"{f'× {mean}' if self.unit == '×' else f'{mean} {self.unit}'} [{low}, {high}]", numbers)
+        return Cell(f"{f'×{mean}' if self.unit == '×' else f'{mean} {self.unit}'} [{low}, {high}]", numbers)
 
 
 ACCURACY, LOSS = Measure("points", False), Measure("nats", True)

@@ -56,7 +56,7 @@ class Claim(NamedTuple):
             return ""
         pairs = [(ours, *others) for ours, others in self.parts if len(others) == 1]
         counts = [[trials(stores, self.file, each) for each in pair] for pair in pairs]
-        return "; ".join(dict.fromkeys(", ".join(map(str, pair)) for pair in counts if any(pair)))
+        return "; ".join(dict.fromkeys("/".join(map(str, pair)) for pair in counts if any(pair)))
 
     def decide(self) -> str:
         """The command that would decide it; empty where none would."""
@@ -123,9 +123,9 @@ def verdicts(stores: Stores) -> list[Verdict]:
 
 
 def _on_page(rows: Sequence[Row], holds: bool) -> str:
-    """A table with a row for all rivals that a claim has; p by itself is of what does not hold."""
+    """A table with a row for all rivals that a claim has; what does not hold has p by itself, which counts there."""
     cells = [[cell.text if isinstance(cell, Cell) else cell for cell in row] for row in rows]
-    shown = pd.DataFrame(cells, columns=_HEADER)[[name for name in _SHOWN if name != "p" or not holds]]
+    shown = pd.DataFrame(cells, columns=_HEADER)[[name for name in _SHOWN if name != ("p" if holds else "Holm's p")]]
     joined = shown.groupby("claim", sort=False, as_index=False).agg(
         # Every p, though two differences have one.
         lambda each: (
