@@ -2,7 +2,7 @@
 
 from .adjoint import UCBackpropagation, uc_adjoint, uc_backpropagation, uc_inverse, uc_linear
 from .gauges import Gauge, LayerGauge, NetworkGauge, apply_gauge, canonical, random_gauge
-from .graph import ChannelGraph, Entry, Factors, Node
+from .graph import ChannelGraph, Entry, Factors
 from .network import network_scales
 from .rz import RZScaling, rz_scaling
 from .tracing import trace
@@ -14,7 +14,6 @@ __all__ = [
     "Gauge",
     "LayerGauge",
     "NetworkGauge",
-    "Node",
     "RZScaling",
     "UCBackpropagation",
     "apply_gauge",

@@ -84,31 +84,14 @@ class Entry:
             raise ValueError(f"{name!r} has shape {tuple(tensor.shape)}, but was traced with {traced}; trace again.")
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
-    """The channels that one layer's output has, or a parameter that is used as a factor or as an activation.
-
-    Args:
-        name: path of the layer, or of the parameter.
-        index: (channels,), 0 where pinned, else 1 + the position in `log_scales`. Nodes that share scales,
-            as the summands of a residual connection do, share indices.
-        why: why channels are pinned, most frequent reason first; empty if all are free.
-    """
-
-    name: str
-    index: Tensor
-    why: tuple[str, ...]
-
-
 @dataclass(eq=False)
 class ChannelGraph:
-    """Which channels of which layers share a positive scale, as `gauge.trace` finds; print it for a table.
+    """Which channels of which layers share a positive scale, as `gauge.trace` finds.
 
     It holds names, never tensors of the model, and can be copied and pickled.
 
     Args:
         free: how many log-scales may be chosen; `log_scales` has shape (free,).
-        nodes: what has channels, such as the layers' outputs.
         parameters: name → how it moves, for every parameter that the traced call used; the first name of a tied one.
         buffers: likewise, for the running statistics of BatchNorm.
         unused: names of parameters that the traced call did not use.
@@ -127,7 +110,6 @@ class ChannelGraph:
     """
 
     free: int
-    nodes: tuple[Node, ...]
     parameters: dict[str, Entry]
     buffers: dict[str, Entry]
     unused: tuple[str, ...] = ()
@@ -178,17 +160,3 @@ class ChannelGraph:
                 f"log_scales has shape {tuple(log_scales.shape)}, but the graph has {self.free} free channels; "
                 "pass the result of random_gauge or network_scales for this graph."
             )
-
-    def __str__(self) -> str:
-        rows = [("node", "channels", "free", "pinned because")]
-        for node in self.nodes:
-            free = int((node.index > 0).sum())
-            why = "; ".join(node.why[:2]) + ("; …" if len(node.why) > 2 else "")
-            rows.append((node.name or "the model itself", str(len(node.index)), str(free), why))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
-        lines.append(f"{self.free} free log-scales")
-        if self.unused:
-            more = f", and {len(self.unused) - 5} more" if len(self.unused) > 5 else ""
-            lines.append(f"not used by the traced call: {', '.join(self.unused[:5])}{more}")
-        return "\n".join(lines)

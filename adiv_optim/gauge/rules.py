@@ -115,7 +115,7 @@ def pad(call: Call) -> Any:
     ids = call.ids(call.first)
     amounts = [amount if ids.shape[dim] > 1 else 0 for dim, amount in zip(dims, call["pad"], strict=True)]
     ids = F.pad(ids, amounts, value=-1)
-    zeros = call.channels.fresh(f"zeros of {call.label}", [int((ids < 0).sum())])
+    zeros = call.channels.fresh([int((ids < 0).sum())])
     return call.result(ids.masked_scatter(ids < 0, zeros))
 
 

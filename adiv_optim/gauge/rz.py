@@ -160,7 +160,7 @@ def _scales_around_zeros(blocks: Tensor, row_logs: Tensor, column_logs: Tensor) 
     count, m, n, _ = weight.shape
     outputs, inputs = torch.arange(1, count * (m + n) + 1, device="cpu").split([count * m, count * n])
     entry = Entry(tuple(weight.shape), outputs.view(-1, m, 1, 1), inputs.view(-1, 1, n, 1), counted=True)
-    graph = ChannelGraph(free=count * (m + n), nodes=(), parameters={"weight": entry}, buffers={})
+    graph = ChannelGraph(free=count * (m + n), parameters={"weight": entry}, buffers={})
     scales = network_scales(graph, {"weight": weight}, fan_in=False).to(rows)
     rows[has_zeros], columns[has_zeros] = scales[: count * m].view(-1, m), -scales[count * m :].view(-1, n)
     return rows.view(row_logs.shape), columns.view(column_logs.shape)

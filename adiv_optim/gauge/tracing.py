@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..rows.models import refuse_lazy, refuse_sharded
 from .call import Activation, Call, ParameterView
 from .channels import PINNED, Channels
-from .graph import ChannelGraph, Entry, Node
+from .graph import ChannelGraph, Entry
 from .rules import RULES, rearrange
 
 
@@ -50,11 +50,8 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         >>> from torch import nn
         >>> from adiv_optim import gauge
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> print(gauge.trace(model, torch.ones(1, 3)))
-        node  channels  free  pinned because
-        0            4     4
-        2            2     0  output of the model
-        4 free log-scales
+        >>> gauge.trace(model, torch.ones(1, 3)).free
+        4
     """
     program = _exported(model, example_input)
     names = _first_names(model)
@@ -183,14 +180,8 @@ def _graph(channels: Channels, names: list[str]) -> ChannelGraph:
         reasons = channels.reasons(torch.cat([side.flatten() for side in use.sides]))
         return replace(use, plus=plus, minus=minus, why=(*use.why, *reasons) or ("a constant",))
 
-    nodes = []
-    for name, ids in channels.nodes:
-        index = numbers[channels.find(ids)]
-        if bool((index >= 0).any()):
-            nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
     return ChannelGraph(
         free=int(used.sum()) - 1,
-        nodes=tuple(nodes),
         parameters={name: numbered(channels.parameters[name]) for name in names if name in channels.parameters},
         buffers={name: replace(numbered(use), counted=False) for name, use in channels.buffers.items()},
         unused=tuple(name for name in names if name not in channels.parameters),
