@@ -263,7 +263,7 @@ def test_modules_are_documented_and_their_doctests_run(room):
 
 #: Results of functions whose own examples show them, layers of other dimensions, and what is not made by hand.
 SHOWN_ELSEWHERE = {
-    "Coverage", "Divergence", "Entry", "Factors", "GaussianMoments", "Gauge", "IsometryRecorder",
+    "Coverage", "Divergence", "Entry", "Factors", "GaussianMoments", "IsometryRecorder",
     "LayerDivergence", "PatchNormConv1d", "PatchNormConv3d", "PatchNormConvTranspose1d",
     "PatchNormConvTranspose3d", "RZScaling", "UCBackpropagation", "detach",
 }  # fmt: skip

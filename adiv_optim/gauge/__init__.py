@@ -1,7 +1,7 @@
 """Gauges: rescalings of hidden units that leave a network's function as it is, and steps that none of them changes."""
 
 from .adjoint import UCBackpropagation, uc_adjoint, uc_backpropagation, uc_inverse, uc_linear
-from .gauges import Gauge, LayerGauge, NetworkGauge, apply_gauge, canonical, random_gauge
+from .gauges import LayerGauge, NetworkGauge, apply_gauge, canonical, random_gauge
 from .graph import ChannelGraph, Entry, Factors
 from .network import network_scales
 from .rz import RZScaling, rz_scaling
@@ -11,7 +11,6 @@ __all__ = [
     "ChannelGraph",
     "Entry",
     "Factors",
-    "Gauge",
     "LayerGauge",
     "NetworkGauge",
     "RZScaling",

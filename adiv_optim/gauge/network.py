@@ -21,18 +21,16 @@ WEIGHTS_AT_ONCE = 2**18
 
 
 @torch.no_grad()
-def network_scales(
-    graph: ChannelGraph, parameters: Mapping[str, Tensor], *, fan_in: bool = True, start: Tensor | None = None
-) -> Tensor:
+def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, start: Tensor | None = None) -> Tensor:
     r"""Return the log-scales that leave the weights as near to their magnitude at initialisation as rescaling can.
 
     .. math:: \min_s \sum_{w_{oi} \ne 0} \left(\log|w_{oi}| - u - s_o + s_i\right)^2, \qquad
               u = -\tfrac12 \log(\text{fan in}) - 1, \qquad s = 0 \text{ where pinned}
 
     u is the mean of log|w| as PyTorch initialises the layer (for gains and embeddings their own). It does not depend
-    on the weights, so any u is as blind to the gauge as u = 0 (`fan_in=False`, magnitude 1 for all weights alike), with
-    which a network whose layers differ in width is far from balanced as it is initialised: 3072 inputs, 32 hidden
-    units and 10 outputs would slow the first layer's steps down by four orders of magnitude.
+    on the weights, so any u is as blind to the gauge as u = 0, with which a network whose layers differ in width would
+    be far from balanced as it is initialised: 3072 inputs, 32 hidden units and 10 outputs would slow the first layer's
+    steps down by four orders of magnitude.
 
     Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, so that
     coordinates W' = D⁻¹WE⁻¹, D = exp(s_out), E = exp(−s_in), are blind to the gauge. Biases are not counted. Zero
@@ -45,7 +43,6 @@ def network_scales(
     Args:
         graph: from `trace`.
         parameters: name → tensor, as `dict(model.named_parameters())`.
-        fan_in: whether u is as above, or 0.
         start: log-scales near the solution, such as an earlier step's; (graph.free,).
 
     Returns:
@@ -91,7 +88,7 @@ def network_scales(
     has_zeros = False
     for _ in range(_MAX_PASSES):
         sums = {
-            name: (entry, _sums_of(weight, entry, scales, entry.expected_log_weight * fan_in, has_zeros))
+            name: (entry, _sums_of(weight, entry, scales, entry.expected_log_weight, has_zeros))
             for name, (entry, weight) in parts.items()
         }
         residual = _sums_by_channel(sums, parameters, scales)

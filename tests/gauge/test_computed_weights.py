@@ -65,7 +65,7 @@ def test_rows_of_standardised_weights_are_free():
     check(model, torch.randn(2, 3, 8, 8), 6 + 4)
 
 
-def path_deviation(model: nn.Module, x: Tensor, rule: gauge.Gauge) -> float:
+def path_deviation(model: nn.Module, x: Tensor, rule: gauge.NetworkGauge) -> float:
     """How far three steps on a model and on its like in another gauge come apart."""
     graph = gauge.trace(model, x)
     scales = gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(0))
