@@ -13,7 +13,7 @@ from .._checks import check_count, warn, without_none
 from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import label, refuse_attached
-from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed, with_state
+from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed
 from .recording import Batch, Call, differentiate
 
 
@@ -53,7 +53,6 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
             raise TypeError(f"{type(layer).__name__} returned {type(result).__name__}; it must return one tensor.")
         return result.squeeze(0)
 
-    inputs = with_state(layer, inputs)
     per_sample = vmap(jacrev(output), in_dims=(None, *[0] * len(inputs)), chunk_size=chunk_size)
     return per_sample(trained, *(tensor.detach() for tensor in inputs))
 
