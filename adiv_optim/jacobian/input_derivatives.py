@@ -136,12 +136,6 @@ def _tanh(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return a, slope, -2 * a * slope
 
 
-def _sigmoid(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    a = torch.sigmoid(z)
-    slope = a * (1 - a)
-    return a, slope, slope * (1 - 2 * a)
-
-
 def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     def activation(z: Tensor) -> Tensor:
         return module(z.clone())  # an activation in place writes here
@@ -154,7 +148,6 @@ def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 #: Activation → the function from it and z to σ(z), σ′(z) and σ″(z).
 _ELEMENTWISE: dict[type, Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]]] = {
     nn.Tanh: _tanh,
-    nn.Sigmoid: _sigmoid,
     **dict.fromkeys((nn.Identity, nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU), _elementwise),
-    **dict.fromkeys((nn.ReLU, nn.LeakyReLU, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink), _elementwise),
+    **dict.fromkeys((nn.Sigmoid, nn.ReLU, nn.LeakyReLU, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink), _elementwise),
 }
