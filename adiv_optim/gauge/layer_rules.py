@@ -126,12 +126,6 @@ def _move_bias(call: Call, value: Value, ids: Tensor) -> None:
         call.channels.join(call.ids(value), ids, f"bias of {call.label}")
 
 
-def weight_norm(call: Call) -> Any:
-    """Let g v / |v| have the channels of g, with a norm for each position along one dimension, or at −1 for all."""
-    call.join_along(call["v"], [dim for dim in range(len(call.shape)) if dim != call["dim"]], "one norm at")
-    return call.result(call.ids(call["g"]))
-
-
 def multiply_by_parameter(call: Call, value: Value, parameter: ParameterView) -> Any:
     """Give each element of a learned factor a new channel, if those it multiplies share a scale."""
     ids = call.channels.compress(to_dims(call.ids(value), len(call.shape)))
