@@ -142,10 +142,8 @@ class UnitConsistent(Mapped):
     of other channels, and only by them, stay so: to rounding, for SGD, momentum, Nesterov, Adam, AdamW and any
     optimizer whose update needs only p and p.grad. Decoupled and coupled weight decay act on W'. The optimizer's state
     lives in canonical coordinates. Gradient clipping before the step acts on the plain gradient and breaks the
-    equivalence. Running statistics of BatchNorm are left to the model.
-
-    `coverage()` says of each parameter why its scale is pinned; in a network of GELU, SiLU or Tanh alone every step is
-    the plain one.
+    equivalence. Running statistics of BatchNorm are left to the model. In a network of GELU, SiLU or Tanh alone every
+    step is plain; `coverage()` says why.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
