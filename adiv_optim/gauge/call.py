@@ -105,10 +105,6 @@ class Call:
         self.move(value, ids, expected_log_weight=mean_log_uniform(math.prod(value.base.shape[1:])))
         return ids
 
-    def spread(self, value: Value) -> Tensor:
-        """Return the channel of every entry of an argument."""
-        return self.ids(value).expand(value.shape)
-
     def join_along(self, value: Value, dims: Iterable[int], why: str) -> Tensor:
         """Join an argument's channels along some dimensions, and return them with size 1 there."""
         return self.channels.join_along(self.ids(value), dims, f"{why} {self.label}")

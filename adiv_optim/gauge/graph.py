@@ -1,13 +1,12 @@
 """The channels of a traced model: which share a scale, and how each parameter moves when they are rescaled."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._device import local
 from .._distributed import local_view
 
 
@@ -69,12 +68,6 @@ class Entry:
         """Say how many of its channels are free."""
         named = [(side, name) for side, name in zip(self.sides, ("outputs", "inputs"), strict=True) if bool(side.any())]
         return " and ".join(f"{int((side > 0).sum())} of {side.numel()} {name}" for side, name in named) + " free"
-
-    def of_shard(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
-        """Return how this process's part of a tensor moves, and that part, detached, in its shape."""
-        self.check_shape(name, tensor)
-        shape, (plus, minus) = local_view(self.shape, self.sides, tensor)
-        return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
 
     def check_shape(self, name: str, tensor: Tensor) -> None:
         """Refuse a tensor of another shape than the traced one."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _device
-from .._distributed import Group, add_up, add_up_shards, cut_of
+from .._distributed import Group, add_up, add_up_shards, cut_of, local_view
 from .graph import ChannelGraph, Entry
 
 #: A pass over the weights is the last one if it changes no log-scale by more than this.
@@ -79,7 +79,11 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
         }
         graph._cache[key] = Laplacian.of(graph.free, entries.values(), device), on_devices
     laplacian, entries = graph._cache[key]
-    parts = {name: entry.of_shard(name, parameters[name]) for name, entry in entries.items()}
+    parts = dict[str, tuple[list[Tensor], Tensor]]()  # of this process: channels of both sides, and the weight
+    for name, entry in entries.items():
+        entry.check_shape(name, parameters[name])
+        shape, sides = local_view(entry.shape, entry.sides, parameters[name])
+        parts[name] = sides, _device.local(parameters[name]).detach().view(shape)
     scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)
     if start is not None:
         graph.check_log_scales(start)
@@ -88,8 +92,8 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
     has_zeros = False
     for _ in range(_MAX_PASSES):
         sums = {
-            name: (entry, _sums_of(weight, entry, scales, entry.expected_log_weight, has_zeros))
-            for name, (entry, weight) in parts.items()
+            name: (sides, _sums_of(weight, sides, scales, entries[name].expected_log_weight, has_zeros))
+            for name, (sides, weight) in parts.items()
         }
         residual = _sums_by_channel(sums, parameters, scales)
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
@@ -109,13 +113,13 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
 
 
 def _sums_by_channel(
-    sums: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]], parameters: Mapping[str, Tensor], scales: Tensor
+    sums: Mapping[str, tuple[list[Tensor], tuple[Tensor, Tensor]]], parameters: Mapping[str, Tensor], scales: Tensor
 ) -> Tensor:
-    """Add up, by channel and over the processes that share a parameter, entries of weights and their `_sums_of`."""
+    """Add up `_sums_of` weights by channel, and over the processes that share a parameter."""
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
-    for name, (entry, of_sides) in sums.items():
+    for name, (sides, of_sides) in sums.items():
         cut = cut_of(parameters[name])
-        by_group.setdefault(cut and cut.group, []).extend(zip(entry.sides, of_sides, strict=True))
+        by_group.setdefault(cut and cut.group, []).extend(zip(sides, of_sides, strict=True))
     totals = []
     for group, pairs in by_group.items():
         ids = torch.cat([side.flatten().to(scales.device) for side, _ in pairs])
@@ -136,11 +140,11 @@ def _refuse_nan_and_inf(weights: Mapping[str, Tensor], parameters: Mapping[str, 
             raise ValueError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
 
 
-def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, u: float, has_zeros: bool) -> tuple[Tensor, Tensor]:
+def _sums_of(weight: Tensor, sides: list[Tensor], scales: Tensor, u: float, has_zeros: bool) -> tuple[Tensor, Tensor]:
     """Sum log|w| − u − s_o + s_i, without zeros if there are, by s_out, and the negative by s_in; flat."""
     scales = scales.to(weight.device, _device.widest_dtype(weight.device))
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
-    plus, minus = (scales[side].view(side.shape or (1,)) for side in entry.sides)
+    plus, minus = (scales[side].view(side.shape or (1,)) for side in sides)
     plus = plus + u
     sums = torch.zeros_like(plus), torch.zeros_like(minus)
     rows = max(1, WEIGHTS_AT_ONCE // max(1, weight[:1].numel()))

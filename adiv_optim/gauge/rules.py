@@ -114,22 +114,20 @@ def pad(call: Call) -> Any:
 
 def rearrange(call: Call) -> Any:
     """Move each channel to its place, by the same operation on a tensor of channels."""
+
+    def run(substitute: Callable[[Value], Tensor]) -> Any:
+        return call.operator(**pytree.tree_map_only((Activation, ParameterView), substitute, call.arguments))
+
     if isinstance(parameter := call.first, ParameterView):
-        view = _run(call, lambda value: value.view)
+        view = run(lambda value: value.view)
         if isinstance(view, Tensor) and view.untyped_storage()._cdata == parameter.base.untyped_storage()._cdata:
             moved = replace(parameter, view=view)
             if moved.axes() is not None:
                 return moved
-    ids = _run(call, call.spread)
+    ids = run(lambda value: call.ids(value).expand(value.shape))
     if isinstance(ids, Tensor):
         return call.result(ids)
     return [Activation(tuple(part.shape), call.channels.compress(part)) for part in ids]
-
-
-def _run(call: Call, substitute: Callable[[Value], Tensor]) -> Any:
-    """Run an operation on substitutes of its tensors, also of those in lists."""
-    arguments = pytree.tree_map_only((Activation, ParameterView), substitute, call.arguments)
-    return call.operator(**arguments)
 
 
 def reshape(call: Call) -> Any:

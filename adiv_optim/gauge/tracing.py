@@ -54,12 +54,11 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         4
     """
     program = _exported(model, example_input)
-    names = _first_names(model)
     # Operations whose results nothing uses, as those for a log, would pin their inputs.
     program.graph_module.graph.eliminate_dead_code()
     with torch.device("cpu"):  # where ids are, under any default device
         channels = Channels()
-        outputs = _Interpreter(program.graph_module, channels).run(*_inputs(program, names))
+        outputs = _Interpreter(program.graph_module, channels).run(*_inputs(program, model))
         Call(None, "output", {"outputs": outputs}, None, "output of the model", channels).pin_all()
         return _graph(channels, [name for name, _ in model.named_parameters()])
 
@@ -91,9 +90,12 @@ def _exported(model: nn.Module, example_input: Any) -> Any:
         ) from error
 
 
-def _inputs(program: Any, names: dict[str, str]) -> list[Any]:
+def _inputs(program: Any, model: nn.Module) -> list[Any]:
     """Return the values that a program begins with: of parameters, buffers, and the arguments of the model."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    first = dict[int, str]()  # a tied parameter has several names
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(parameters, buffers)}
     values = list[Any]()
     for node in program.graph.find_nodes(op="placeholder"):
         spec, fake = specs[node.name], node.meta.get("val")
@@ -186,10 +188,3 @@ def _graph(channels: Channels, names: list[str]) -> ChannelGraph:
         buffers={name: replace(numbered(use), counted=False) for name, use in channels.buffers.items()},
         unused=tuple(name for name in names if name not in channels.parameters),
     )
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Map every name of a parameter or buffer to its first one: a tied one has several."""
-    first: dict[int, str] = {}
-    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    return {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(parameters, buffers)}

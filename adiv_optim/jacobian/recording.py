@@ -64,17 +64,13 @@ def differentiate(model: nn.Module, batch: Batch, layers: dict[str, nn.Module], 
         if gradient is not None and path not in recorder.refused:
             calls.setdefault(path, []).append(Call(call_inputs, gradient))
     by_name = zip(parameters.items(), computed[len(recorded) :], strict=True)
-    gradients = {name: _copied(gradient, p) for (name, p), gradient in by_name if gradient is not None}
+    # Copied, as both summands of p + q get one gradient; and laid out as parameters are, which fused optimizers expect.
+    gradients = {
+        name: gradient.clone() if gradient.is_sparse else torch.empty_like(parameter).copy_(gradient)
+        for (name, parameter), gradient in by_name
+        if gradient is not None
+    }
     return Pass(loss.detach(), gradients, calls, recorder.refused, recorder.changed)
-
-
-def _copied(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Copy a gradient, and lay it out in memory as its parameter is, which fused optimizers take for granted.
-
-    Autograd gives both summands of p + q the same gradient, those of a sum a view of a single number, and a weight a
-    transposed one where a correction made that.
-    """
-    return gradient.clone() if gradient.is_sparse else torch.empty_like(parameter).copy_(gradient)
 
 
 def _checked_loss(loss: Any) -> Tensor:
