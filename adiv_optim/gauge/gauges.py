@@ -179,20 +179,19 @@ class LayerGauge(NetworkGauge):
         # The scales of rows of zeros, and of parts of a weight that zeros set apart, are `rz_scaling`'s convention. So
         # it scales the weight in the network gauge, which is the same in every gauge, and these scales with it.
         factors = graph.factors(log_scales)
-        for name in self._matrices(graph):
-            shape, ones = graph.parameters[name].shape, (1,) * (parameters[name].dim() - 2)
+        for name, entry in graph.parameters.items():
+            if not entry.matrix:
+                continue
+            ones = (1,) * (parameters[name].dim() - 2)
             # Every process with a part of a sharded weight gathers all of it. In float32 at least: scales of float16
             # weights may lie outside of float16's range.
-            weight = at_least_float32(whole(parameters[name].detach())).view(shape)
+            weight = at_least_float32(whole(parameters[name].detach())).view(entry.shape)
             d, e = (factor.to(weight) for factor in factors[name][1:]) if name in factors else weight.new_ones(2)
             rows, _, columns = rz_scaling((weight / d).div_(e), kernel_dims=len(ones))
             d, e = d * rows.view(*rows.shape, 1, *ones), e * columns.view(*columns.shape[:-1], 1, -1, *ones)
-            factors[name] = Factors(shape, d, e)
+            factors[name] = Factors(entry.shape, d, e)
         return factors
 
     def treatments(self, graph: ChannelGraph) -> dict[str, str]:
-        return {**super().treatments(graph), **dict.fromkeys(self._matrices(graph), "layer gauge")}
-
-    @staticmethod
-    def _matrices(graph: ChannelGraph) -> list[str]:
-        return [name for name, entry in graph.parameters.items() if entry.matrix]
+        matrices = {name: "layer gauge" for name, entry in graph.parameters.items() if entry.matrix}
+        return {**super().treatments(graph), **matrices}
