@@ -92,7 +92,7 @@ class _Recorder:
         self.refused: dict[str, str] = {}
         self.changed: set[str] = set()
         #: Of the calls that have not returned: the inputs, and the states of the random generators.
-        self._open_calls: dict[str, tuple[tuple[Tensor, ...], list[Tensor]]] = {}
+        self._open_calls: dict[str, tuple[tuple[Tensor, ...], list[Any]]] = {}
         #: What layers themselves have returned.
         self._returned: dict[str, Any] = {}
         self._trained = {path: [p for p in layer.parameters() if p.requires_grad] for path, layer in layers.items()}
@@ -117,7 +117,7 @@ class _Recorder:
         # A copy: code behind the layer may work in place.
         inputs = tuple(arg.detach().clone() for arg in args if isinstance(arg, Tensor))
         self._set_trainable(path, False)
-        self._open_calls[path] = inputs, _random_states(layer)
+        self._open_calls[path] = inputs, generator_states(layer)
 
     def _return(self, path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._returned[path] = output
@@ -129,7 +129,8 @@ class _Recorder:
             output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
         self._set_trainable(path, True)
         inputs, states = self._open_calls.pop(path)
-        if not all(map(torch.equal, states, _random_states(layer))):
+        after = generator_states(layer)
+        if not all(torch.equal(state, now) for (*_, state), (*_, now) in zip(states, after, strict=False)):
             self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
         if not isinstance(output, Tensor):
             self.refused[path] = f"it returned {type(output).__name__}; only a layer that returns one tensor has rows"
@@ -138,7 +139,3 @@ class _Recorder:
             self.calls.append((path, inputs, output))
             return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone
         return output
-
-
-def _random_states(layer: nn.Module) -> list[Tensor]:
-    return [state for *_, state in generator_states(layer)]

@@ -179,13 +179,10 @@ def solver(jacobian: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
 
 
 def step_bytes(residuals: int, parameters: int, at_once: int, number_bytes: int) -> int:
-    """Return a step's peak of memory, with `at_once` residuals differentiated together; see `GaussNewton`.
-
-    A residual that runs the network twice has two gradients and their sum; QR works on J over √λ I and returns as much.
-    """
+    """Return a step's peak of memory, with `at_once` residuals differentiated together; see `GaussNewton`."""
     jacobian = residuals * parameters
-    gradients = 3 * min(at_once, residuals) * parameters
-    factors = 2 * (jacobian + min(residuals, parameters) ** 2)
+    gradients = 3 * min(at_once, residuals) * parameters  # of a residual that runs the network twice, and their sum
+    factors = 2 * (jacobian + min(residuals, parameters) ** 2)  # QR works on J over √λ I, and returns as much
     return number_bytes * (jacobian + max(gradients, factors))
 
 
