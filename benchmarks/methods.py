@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from adiv_optim import UnitConsistent
 from adiv_optim.corrections import BatchIdeal, Correction, Disproportional, Proportional
-from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
+from adiv_optim.gauge import LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
 from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 from adiv_optim.optim.wrapper import OptimizerWrapper
@@ -100,7 +100,7 @@ class Method:
     normalizer: Callable[[tuple[int, ...]], nn.Module] | None = None
     correction: Correction | None = None  # what the optimizer's side does to the gradient
     lr_factor: float = 1.0  # of the protocol's learning rate
-    gauge: Gauge | None = None  # whose coordinates the optimizer steps in
+    gauge: NetworkGauge | None = None  # whose coordinates the optimizer steps in
     #: (optimizer, model) → an optimizer that reads inputs of layers, so that plain loops have to train it.
     by_inputs: Callable[..., Any] | None = None
     #: Of a language model, the name of its optimizer; networks for images have that of their protocol. Or a function of

@@ -258,7 +258,7 @@ def test_modules_are_documented_and_their_doctests_run(room):
 #: Results of functions whose own examples show them, layers of other dimensions, what is not made by hand, and the
 #: rule of one's own in docs/corrections.
 SHOWN_ELSEWHERE = {
-    "Correction", "Coverage", "Divergence", "Entry", "Factors", "GaussianMoments", "Gauge", "LayerDivergence", "Node",
+    "Correction", "Coverage", "Divergence", "Entry", "Factors", "GaussianMoments", "LayerDivergence",
     "PatchNormConv1d", "PatchNormConv3d", "PatchNormConvTranspose1d", "PatchNormConvTranspose3d", "RZScaling",
     "UCBackpropagation", "detach",
 }  # fmt: skip

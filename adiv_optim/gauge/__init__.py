@@ -1,8 +1,8 @@
 """Gauges: rescalings of hidden units that leave a network's function as it is, and steps that none of them changes."""
 
 from .adjoint import UCBackpropagation, uc_adjoint, uc_backpropagation, uc_inverse, uc_linear
-from .gauges import Gauge, LayerGauge, NetworkGauge, apply_gauge, canonical, random_gauge
-from .graph import ChannelGraph, Entry, Factors, Node
+from .gauges import LayerGauge, NetworkGauge, apply_gauge, canonical, random_gauge
+from .graph import ChannelGraph, Entry, Factors
 from .network import network_scales
 from .rz import RZScaling, rz_scaling
 from .tracing import trace
@@ -11,10 +11,8 @@ __all__ = [
     "ChannelGraph",
     "Entry",
     "Factors",
-    "Gauge",
     "LayerGauge",
     "NetworkGauge",
-    "Node",
     "RZScaling",
     "UCBackpropagation",
     "apply_gauge",

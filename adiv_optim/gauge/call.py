@@ -39,11 +39,6 @@ class ParameterView:
     view: Tensor  # a meta tensor that is to `base` as the view is to the parameter
 
     @property
-    def module(self) -> str:
-        """The path of the module that has the parameter."""
-        return self.name.rpartition(".")[0]
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The view's shape."""
         return tuple(self.view.shape)
@@ -106,13 +101,9 @@ class Call:
         if value.base.numel() > LARGEST_ACTIVATION:
             self.pin(value, f"an activation of more than {LARGEST_ACTIVATION:,} elements")
             return pinned(len(value.shape))
-        ids = self.channels.fresh(value.name, value.distinct_shape)
+        ids = self.channels.fresh(value.distinct_shape)
         self.move(value, ids, expected_log_weight=mean_log_uniform(math.prod(value.base.shape[1:])))
         return ids
-
-    def spread(self, value: Value) -> Tensor:
-        """Return the channel of every entry of an argument."""
-        return self.ids(value).expand(value.shape)
 
     def join_along(self, value: Value, dims: Iterable[int], why: str) -> Tensor:
         """Join an argument's channels along some dimensions, and return them with size 1 there."""

@@ -26,8 +26,6 @@ class Channels:
     """
 
     def __init__(self) -> None:
-        #: What has channels of its own (layers, learned factors, zeros of a padding): its name and their ids.
-        self.nodes: list[tuple[str, Tensor]] = []
         self.parameters: dict[str, Entry] = {}  # how each moves, by ids of channels
         self.buffers: dict[str, Entry] = {}
         self.count = 1
@@ -35,7 +33,7 @@ class Channels:
         self._reason_number = torch.zeros(1, dtype=torch.long)  # of a root: an index into _reasons; -1 while free
         self._reasons = [""]
 
-    def fresh(self, name: str, shape: Iterable[int]) -> Tensor:
+    def fresh(self, shape: Iterable[int]) -> Tensor:
         """Return new free channels, as ids of the given shape."""
         start, shape = self.count, tuple(shape)
         self.count += math.prod(shape)
@@ -45,7 +43,6 @@ class Channels:
         ids = torch.arange(start, self.count)
         self._parent[start : self.count] = ids
         self._reason_number[start : self.count] = -1
-        self.nodes.append((name, ids))
         return ids.view(shape)
 
     def find(self, ids: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Gauges of a model: draw one, apply one, bring a model to the balanced one; and the rules for scales of a step."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -93,7 +92,7 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
     return model
 
 
-def canonical(model: nn.Module, graph: ChannelGraph, *, fan_in: bool = True) -> Tensor:
+def canonical(model: nn.Module, graph: ChannelGraph) -> Tensor:
     """Bring a model into its balanced gauge, in place: the one in which `network_scales` returns zeros.
 
     This is the paper's projection Π (appendix B) for a whole network: all models that differ by a gauge become the
@@ -102,7 +101,6 @@ def canonical(model: nn.Module, graph: ChannelGraph, *, fan_in: bool = True) -> 
     Args:
         model: the traced model, or one with the same parameters.
         graph: from `trace`.
-        fan_in: the magnitude of balanced weights; see `network_scales`.
 
     Returns:
         The log-scales that were taken off; `apply_gauge(model, graph, …)` with them puts them back.
@@ -121,27 +119,32 @@ def canonical(model: nn.Module, graph: ChannelGraph, *, fan_in: bool = True) -> 
         >>> round(model[0].weight.item(), 9), round(model[2].weight.item(), 9)
         (4.0, -4.0)
     """
-    log_scales = network_scales(graph, dict(model.named_parameters()), fan_in=fan_in)
+    log_scales = network_scales(graph, dict(model.named_parameters()))
     apply_gauge(model, graph, -log_scales)
     return log_scales
 
 
 @dataclass(frozen=True)
-class Gauge(ABC):
-    """A rule for scales D and E of every parameter such that W' = D⁻¹WE⁻¹ is the same in every gauge.
+class NetworkGauge:
+    r"""One scale per channel of the whole network: D = exp(s_out), E = exp(−s_in), s from `network_scales`.
+
+    The wrapped optimizer runs as it would on the balanced network. That is near the network as PyTorch initialises it,
+    so that learning rates carry over. Weights and biases follow one path in every gauge. A subclass may have other
+    `factors`, with which W' = D⁻¹WE⁻¹ is the same in every gauge.
 
     Args:
         every: measure the scales anew every so many steps; equivalent networks follow one path all the same.
-        fan_in: the magnitude that channels are balanced to; see `network_scales`.
+
+    Example:
+        >>> NetworkGauge(every=10)
+        NetworkGauge(every=10)
     """
 
     every: int = 1
-    fan_in: bool = True
 
     def __post_init__(self) -> None:
         check_count(type(self).__name__, every=self.every)
 
-    @abstractmethod
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
         """Return D and E by name; parameters that are left out take the plain step.
 
@@ -150,6 +153,7 @@ class Gauge(ABC):
             parameters: name → tensor.
             log_scales: the network gauge of these parameters, from `network_scales`.
         """
+        return graph.factors(log_scales)
 
     def treatments(self, graph: ChannelGraph) -> dict[str, str]:
         """Return in words how each parameter that has scales is treated: unless overridden, those that move."""
@@ -158,23 +162,7 @@ class Gauge(ABC):
 
 
 @dataclass(frozen=True)
-class NetworkGauge(Gauge):
-    r"""One scale per channel of the whole network: D = exp(s_out), E = exp(−s_in), s from `network_scales`.
-
-    The wrapped optimizer runs as it would on the balanced network. With `fan_in` that is near the network as PyTorch
-    initialises it, so that learning rates carry over. Weights and biases follow one path in every gauge.
-
-    Example:
-        >>> NetworkGauge(every=10)
-        NetworkGauge(every=10, fan_in=True)
-    """
-
-    def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
-        return graph.factors(log_scales)
-
-
-@dataclass(frozen=True)
-class LayerGauge(Gauge):
+class LayerGauge(NetworkGauge):
     r"""Scales of each weight by itself, D and E from `rz_scaling`: :math:`W \leftarrow W - \eta D^2 G E^2`.
 
     This is the paper's step (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning
@@ -184,27 +172,26 @@ class LayerGauge(Gauge):
 
     Example:
         >>> LayerGauge()
-        LayerGauge(every=1, fan_in=True)
+        LayerGauge(every=1)
     """
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
         # The scales of rows of zeros, and of parts of a weight that zeros set apart, are `rz_scaling`'s convention. So
         # it scales the weight in the network gauge, which is the same in every gauge, and these scales with it.
         factors = graph.factors(log_scales)
-        for name in self._matrices(graph):
-            shape, ones = graph.parameters[name].shape, (1,) * (parameters[name].dim() - 2)
+        for name, entry in graph.parameters.items():
+            if not entry.matrix:
+                continue
+            ones = (1,) * (parameters[name].dim() - 2)
             # Every process with a part of a sharded weight gathers all of it. In float32 at least: scales of float16
             # weights may lie outside of float16's range.
-            weight = at_least_float32(whole(parameters[name].detach())).view(shape)
+            weight = at_least_float32(whole(parameters[name].detach())).view(entry.shape)
             d, e = (factor.to(weight) for factor in factors[name][1:]) if name in factors else weight.new_ones(2)
             rows, _, columns = rz_scaling((weight / d).div_(e), kernel_dims=len(ones))
             d, e = d * rows.view(*rows.shape, 1, *ones), e * columns.view(*columns.shape[:-1], 1, -1, *ones)
-            factors[name] = Factors(shape, d, e)
+            factors[name] = Factors(entry.shape, d, e)
         return factors
 
     def treatments(self, graph: ChannelGraph) -> dict[str, str]:
-        return {**super().treatments(graph), **dict.fromkeys(self._matrices(graph), "layer gauge")}
-
-    @staticmethod
-    def _matrices(graph: ChannelGraph) -> list[str]:
-        return [name for name, entry in graph.parameters.items() if entry.matrix]
+        matrices = {name: "layer gauge" for name, entry in graph.parameters.items() if entry.matrix}
+        return {**super().treatments(graph), **matrices}

@@ -1,13 +1,12 @@
 """The channels of a traced model: which share a scale, and how each parameter moves when they are rescaled."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._device import local
 from .._distributed import local_view
 
 
@@ -70,12 +69,6 @@ class Entry:
         named = [(side, name) for side, name in zip(self.sides, ("outputs", "inputs"), strict=True) if bool(side.any())]
         return " and ".join(f"{int((side > 0).sum())} of {side.numel()} {name}" for side, name in named) + " free"
 
-    def of_shard(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
-        """Return how this process's part of a tensor moves, and that part, detached, in its shape."""
-        self.check_shape(name, tensor)
-        shape, (plus, minus) = local_view(self.shape, self.sides, tensor)
-        return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
-
     def check_shape(self, name: str, tensor: Tensor) -> None:
         """Refuse a tensor of another shape than the traced one."""
         split = len(self.shape) - tensor.dim() + 1  # how many dimensions its first one was split into
@@ -84,31 +77,14 @@ class Entry:
             raise ValueError(f"{name!r} has shape {tuple(tensor.shape)}, but was traced with {traced}; trace again.")
 
 
-@dataclass(frozen=True, eq=False)
-class Node:
-    """The channels that one layer's output has, or a parameter that is used as a factor or as an activation.
-
-    Args:
-        name: path of the layer, or of the parameter.
-        index: (channels,), 0 where pinned, else 1 + the position in `log_scales`. Nodes that share scales,
-            as the summands of a residual connection do, share indices.
-        why: why channels are pinned, most frequent reason first; empty if all are free.
-    """
-
-    name: str
-    index: Tensor
-    why: tuple[str, ...]
-
-
 @dataclass(eq=False)
 class ChannelGraph:
-    """Which channels of which layers share a positive scale, as `gauge.trace` finds; print it for a table.
+    """Which channels of which layers share a positive scale, as `gauge.trace` finds.
 
     It holds names, never tensors of the model, and can be copied and pickled.
 
     Args:
         free: how many log-scales may be chosen; `log_scales` has shape (free,).
-        nodes: what has channels, such as the layers' outputs.
         parameters: name → how it moves, for every parameter that the traced call used; the first name of a tied one.
         buffers: likewise, for the running statistics of BatchNorm.
         unused: names of parameters that the traced call did not use.
@@ -127,7 +103,6 @@ class ChannelGraph:
     """
 
     free: int
-    nodes: tuple[Node, ...]
     parameters: dict[str, Entry]
     buffers: dict[str, Entry]
     unused: tuple[str, ...] = ()
@@ -178,17 +153,3 @@ class ChannelGraph:
                 f"log_scales has shape {tuple(log_scales.shape)}, but the graph has {self.free} free channels; "
                 "pass the result of random_gauge or network_scales for this graph."
             )
-
-    def __str__(self) -> str:
-        rows = [("node", "channels", "free", "pinned because")]
-        for node in self.nodes:
-            free = int((node.index > 0).sum())
-            why = "; ".join(node.why[:2]) + ("; …" if len(node.why) > 2 else "")
-            rows.append((node.name or "the model itself", str(len(node.index)), str(free), why))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
-        lines.append(f"{self.free} free log-scales")
-        if self.unused:
-            more = f", and {len(self.unused) - 5} more" if len(self.unused) > 5 else ""
-            lines.append(f"not used by the traced call: {', '.join(self.unused[:5])}{more}")
-        return "\n".join(lines)

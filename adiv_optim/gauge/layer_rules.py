@@ -60,7 +60,7 @@ def _weighted(
     if not _is_weight(weight) or (groups > 1 and weight.view.stride() != weight.base.stride()):
         return call.pin_all()
     shape, ones = weight.shape, [1] * (len(weight.shape) - 2)
-    inputs, outputs = call.ids_along(x, axis), call.channels.fresh(weight.module, (call.shape[axis],))
+    inputs, outputs = call.ids_along(x, axis), call.channels.fresh((call.shape[axis],))
     rows, columns = [groups, -1, 1, *ones], [groups, 1, -1, *ones]
     plus, minus = outputs.view(columns if transposed else rows), inputs.view(rows if transposed else columns)
     # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
@@ -81,7 +81,7 @@ def embedding(call: Call) -> Any:
     weight = call["weight"]
     if not _is_weight(weight):
         return call.pin_all()
-    out = call.channels.fresh(weight.module, weight.shape[1:])
+    out = call.channels.fresh(weight.shape[1:])
     call.move(weight, out[None], counted=True, expected_log_weight=MEAN_LOG_NORMAL, matrix=weight.base.dim() == 2)
     return call.result_along(out, -1)
 
@@ -112,7 +112,7 @@ def _normalised(call: Call) -> Any:
         call.pin(weight)
         call.pin(bias)
         return call.constants()
-    out = call.channels.fresh(weight.module, weight.distinct_shape)
+    out = call.channels.fresh(weight.distinct_shape)
     call.move(weight, out, counted=True)
     _move_bias(call, bias, out)
     return call.result(out) if call.name in ("layer_norm", "rms_norm") else call.result_along(out, 1)
@@ -126,12 +126,6 @@ def _move_bias(call: Call, value: Value, ids: Tensor) -> None:
         call.channels.join(call.ids(value), ids, f"bias of {call.label}")
 
 
-def weight_norm(call: Call) -> Any:
-    """Let g v / |v| have the channels of g, with a norm for each position along one dimension, or at −1 for all."""
-    call.join_along(call["v"], [dim for dim in range(len(call.shape)) if dim != call["dim"]], "one norm at")
-    return call.result(call.ids(call["g"]))
-
-
 def multiply_by_parameter(call: Call, value: Value, parameter: ParameterView) -> Any:
     """Give each element of a learned factor a new channel, if those it multiplies share a scale."""
     ids = call.channels.compress(to_dims(call.ids(value), len(call.shape)))
@@ -139,7 +133,7 @@ def multiply_by_parameter(call: Call, value: Value, parameter: ParameterView) ->
     if any(size > 1 and shape[dim] == 1 for dim, size in enumerate(ids.shape)):
         call.pin(parameter, f"{call.label} by channels that do not share a scale")
         return call.result(ids)
-    out = call.channels.fresh(parameter.name, shape)
+    out = call.channels.fresh(shape)
     call.move(parameter, out, ids, counted=True)
     return call.result(out)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _device
-from .._distributed import Group, add_up, add_up_shards, cut_of
+from .._distributed import Group, add_up, add_up_shards, cut_of, local_view
 from .graph import ChannelGraph, Entry
 
 #: A pass over the weights is the last one if it changes no log-scale by more than this.
@@ -21,18 +21,16 @@ WEIGHTS_AT_ONCE = 2**18
 
 
 @torch.no_grad()
-def network_scales(
-    graph: ChannelGraph, parameters: Mapping[str, Tensor], *, fan_in: bool = True, start: Tensor | None = None
-) -> Tensor:
+def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, start: Tensor | None = None) -> Tensor:
     r"""Return the log-scales that leave the weights as near to their magnitude at initialisation as rescaling can.
 
     .. math:: \min_s \sum_{w_{oi} \ne 0} \left(\log|w_{oi}| - u - s_o + s_i\right)^2, \qquad
               u = -\tfrac12 \log(\text{fan in}) - 1, \qquad s = 0 \text{ where pinned}
 
     u is the mean of log|w| as PyTorch initialises the layer (for gains and embeddings their own). It does not depend
-    on the weights, so any u is as blind to the gauge as u = 0 (`fan_in=False`, magnitude 1 for all weights alike), with
-    which a network whose layers differ in width is far from balanced as it is initialised: 3072 inputs, 32 hidden
-    units and 10 outputs would slow the first layer's steps down by four orders of magnitude.
+    on the weights, so any u is as blind to the gauge as u = 0, with which a network whose layers differ in width would
+    be far from balanced as it is initialised: 3072 inputs, 32 hidden units and 10 outputs would slow the first layer's
+    steps down by four orders of magnitude.
 
     Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, so that
     coordinates W' = D⁻¹WE⁻¹, D = exp(s_out), E = exp(−s_in), are blind to the gauge. Biases are not counted. Zero
@@ -45,7 +43,6 @@ def network_scales(
     Args:
         graph: from `trace`.
         parameters: name → tensor, as `dict(model.named_parameters())`.
-        fan_in: whether u is as above, or 0.
         start: log-scales near the solution, such as an earlier step's; (graph.free,).
 
     Returns:
@@ -82,7 +79,11 @@ def network_scales(
         }
         graph._cache[key] = Laplacian.of(graph.free, entries.values(), device), on_devices
     laplacian, entries = graph._cache[key]
-    parts = {name: entry.of_shard(name, parameters[name]) for name, entry in entries.items()}
+    parts = dict[str, tuple[list[Tensor], Tensor]]()  # of this process: channels of both sides, and the weight
+    for name, entry in entries.items():
+        entry.check_shape(name, parameters[name])
+        shape, sides = local_view(entry.shape, entry.sides, parameters[name])
+        parts[name] = sides, _device.local(parameters[name]).detach().view(shape)
     scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)
     if start is not None:
         graph.check_log_scales(start)
@@ -91,8 +92,8 @@ def network_scales(
     has_zeros = False
     for _ in range(_MAX_PASSES):
         sums = {
-            name: (entry, _sums_of(weight, entry, scales, entry.expected_log_weight * fan_in, has_zeros))
-            for name, (entry, weight) in parts.items()
+            name: (sides, _sums_of(weight, sides, scales, entries[name].expected_log_weight, has_zeros))
+            for name, (sides, weight) in parts.items()
         }
         residual = _sums_by_channel(sums, parameters, scales)
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
@@ -112,13 +113,13 @@ def network_scales(
 
 
 def _sums_by_channel(
-    sums: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]], parameters: Mapping[str, Tensor], scales: Tensor
+    sums: Mapping[str, tuple[list[Tensor], tuple[Tensor, Tensor]]], parameters: Mapping[str, Tensor], scales: Tensor
 ) -> Tensor:
-    """Add up, by channel and over the processes that share a parameter, entries of weights and their `_sums_of`."""
+    """Add up `_sums_of` weights by channel, and over the processes that share a parameter."""
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
-    for name, (entry, of_sides) in sums.items():
+    for name, (sides, of_sides) in sums.items():
         cut = cut_of(parameters[name])
-        by_group.setdefault(cut and cut.group, []).extend(zip(entry.sides, of_sides, strict=True))
+        by_group.setdefault(cut and cut.group, []).extend(zip(sides, of_sides, strict=True))
     totals = []
     for group, pairs in by_group.items():
         ids = torch.cat([side.flatten().to(scales.device) for side, _ in pairs])
@@ -139,11 +140,11 @@ def _refuse_nan_and_inf(weights: Mapping[str, Tensor], parameters: Mapping[str, 
             raise ValueError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
 
 
-def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, u: float, has_zeros: bool) -> tuple[Tensor, Tensor]:
+def _sums_of(weight: Tensor, sides: list[Tensor], scales: Tensor, u: float, has_zeros: bool) -> tuple[Tensor, Tensor]:
     """Sum log|w| − u − s_o + s_i, without zeros if there are, by s_out, and the negative by s_in; flat."""
     scales = scales.to(weight.device, _device.widest_dtype(weight.device))
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
-    plus, minus = (scales[side].view(side.shape or (1,)) for side in entry.sides)
+    plus, minus = (scales[side].view(side.shape or (1,)) for side in sides)
     plus = plus + u
     sums = torch.zeros_like(plus), torch.zeros_like(minus)
     rows = max(1, WEIGHTS_AT_ONCE // max(1, weight[:1].numel()))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -106,37 +105,29 @@ def pool(call: Call) -> Any:
 
 
 def pad(call: Call) -> Any:
-    """Let scales pass a padding with zeros or with the tensor's values; zeros in place of channels are new channels."""
-    dims = [-1 - place // 2 for place in range(len(call["pad"]))]
-    if (call["mode"] or "constant") != "constant":
-        return call.result(call.join_along(call.first, dims, "positions at"))
+    """Join what is padded, with zeros or with the tensor's values, along each dimension that grows or shrinks."""
     if call["value"]:
         return call.pin_all(f"{call.label} with {call['value']}")
-    ids = call.ids(call.first)
-    amounts = [amount if ids.shape[dim] > 1 else 0 for dim, amount in zip(dims, call["pad"], strict=True)]
-    ids = F.pad(ids, amounts, value=-1)
-    zeros = call.channels.fresh(f"zeros of {call.label}", [int((ids < 0).sum())])
-    return call.result(ids.masked_scatter(ids < 0, zeros))
+    dims = [-1 - place // 2 for place, amount in enumerate(call["pad"]) if amount]
+    return call.result(call.join_along(call.first, dims, "positions at"))
 
 
 def rearrange(call: Call) -> Any:
     """Move each channel to its place, by the same operation on a tensor of channels."""
+
+    def run(substitute: Callable[[Value], Tensor]) -> Any:
+        return call.operator(**pytree.tree_map_only((Activation, ParameterView), substitute, call.arguments))
+
     if isinstance(parameter := call.first, ParameterView):
-        view = _run(call, lambda value: value.view)
+        view = run(lambda value: value.view)
         if isinstance(view, Tensor) and view.untyped_storage()._cdata == parameter.base.untyped_storage()._cdata:
             moved = replace(parameter, view=view)
             if moved.axes() is not None:
                 return moved
-    ids = _run(call, call.spread)
+    ids = run(lambda value: call.ids(value).expand(value.shape))
     if isinstance(ids, Tensor):
         return call.result(ids)
     return [Activation(tuple(part.shape), call.channels.compress(part)) for part in ids]
-
-
-def _run(call: Call, substitute: Callable[[Value], Tensor]) -> Any:
-    """Run an operation on substitutes of its tensors, also of those in lists."""
-    arguments = pytree.tree_map_only((Activation, ParameterView), substitute, call.arguments)
-    return call.operator(**arguments)
 
 
 def reshape(call: Call) -> Any:
@@ -159,28 +150,9 @@ def concatenate(call: Call) -> Any:
     return call.result(torch.cat(spread, dim))
 
 
-def index(call: Call) -> Any:
-    """Join channels along an indexed dimension, so that any index picks the same."""
-    indices = call["indices"]
-    dims = [call["dim"]] if indices is None else [dim for dim, given in enumerate(indices) if given is not None]
-    ids = call.join_along(call.first, dims, "picked by").expand(call.first.shape)
-
-    def ids_or_zeros(value: Value) -> Tensor:
-        return ids if value is call.first else torch.zeros(value.shape, dtype=torch.long)
-
-    return call.result(_run(call, ids_or_zeros))
-
-
 def compare(call: Call) -> Any:
     """Leave scales free in a comparison with 0 or ±inf, whose result is a constant; pin in any other."""
     return call.constants() if _is_scale_free(call["other"]) else call.pin_all()
-
-
-def glu(call: Call) -> Any:
-    """Pin the gate b of a · sigmoid(b), and let the scales of a pass."""
-    value, gate = call.spread(call.first).chunk(2, call["dim"])
-    call.channels.pin(call.channels.compress(gate), call.label)
-    return call.result(value)
 
 
 def _is_scale_free(value: Value) -> bool:
@@ -196,7 +168,6 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     layer_rules.embedding: "embedding",
     layer_rules.batch_norm: "batch_norm instance_norm",
     layer_rules.norm_across_channels: "group_norm layer_norm rms_norm",
-    layer_rules.weight_norm: "_weight_norm",
     homogeneous: (
         "relu leaky_relu rrelu prelu abs absolute neg negative positive dropout feature_dropout native_dropout"
     ),
@@ -222,13 +193,11 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
         "pixel_unshuffle channel_shuffle diagonal tensor_split hstack vstack"
     ),
     concatenate: "cat concat concatenate",
-    index: "index index_select",
     compare: "gt ge lt le eq ne greater greater_equal less less_equal not_equal",
     Call.constants: (
         "sign sgn zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones "
         "new_full new_empty sym_size sym_numel size _assert_tensor_metadata _assert_scalar _assert_async"
     ),
-    glu: "glu",
 }
 
 #: Operation → rule, by the operation's name without overload and in-place underscore; any other is `Call.pin_all`.

@@ -43,9 +43,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     exchanges them. Rows and columns of zeros have scale 1. A convolution kernel is a matrix of channels with all
     positions of a channel pair in one place, one matrix per group (Eqs. 21 and 22).
 
-    Without zeros row and column means are subtracted from log|W|; with zeros it is the least squares problem of
-    `network_scales` for this matrix alone. float16 and bfloat16 are computed in float32. The result carries no autograd
-    graph.
+    float16 and bfloat16 are computed in float32. The result carries no autograd graph.
 
     Args:
         weight: W, real or complex, shape (…, out, in / groups, *k) with `kernel_dims` dimensions in k. Leading
@@ -148,10 +146,7 @@ def _are_within(limit: float, row_logs: Tensor, column_logs: Tensor) -> bool:
 
 
 def _scales_around_zeros(blocks: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-scales of blocks (…, m, n, k), given `_scales_without_zeros`.
-
-    They are the network gauge of a network that has the blocks with zeros alone, between free inputs and outputs.
-    """
+    """Return the log-scales of blocks: of those with zeros by the network gauge, between free inputs and outputs."""
     rows, columns = row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
     has_zeros = ~(rows.isfinite().all(-1) & columns.isfinite().all(-1))
     if not has_zeros.any():
@@ -160,7 +155,7 @@ def _scales_around_zeros(blocks: Tensor, row_logs: Tensor, column_logs: Tensor) 
     count, m, n, _ = weight.shape
     outputs, inputs = torch.arange(1, count * (m + n) + 1, device="cpu").split([count * m, count * n])
     entry = Entry(tuple(weight.shape), outputs.view(-1, m, 1, 1), inputs.view(-1, 1, n, 1), counted=True)
-    graph = ChannelGraph(free=count * (m + n), nodes=(), parameters={"weight": entry}, buffers={})
-    scales = network_scales(graph, {"weight": weight}, fan_in=False).to(rows)
+    graph = ChannelGraph(free=count * (m + n), parameters={"weight": entry}, buffers={})
+    scales = network_scales(graph, {"weight": weight}).to(rows)
     rows[has_zeros], columns[has_zeros] = scales[: count * m].view(-1, m), -scales[count * m :].view(-1, n)
     return rows.view(row_logs.shape), columns.view(column_logs.shape)

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ..rows.models import refuse_lazy, refuse_sharded
 from .call import Activation, Call, ParameterView
 from .channels import PINNED, Channels
-from .graph import ChannelGraph, Entry, Node
+from .graph import ChannelGraph, Entry
 from .rules import RULES, rearrange
 
 
@@ -50,19 +50,15 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         >>> from torch import nn
         >>> from adiv_optim import gauge
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-        >>> print(gauge.trace(model, torch.ones(1, 3)))
-        node  channels  free  pinned because
-        0            4     4
-        2            2     0  output of the model
-        4 free log-scales
+        >>> gauge.trace(model, torch.ones(1, 3)).free
+        4
     """
     program = _exported(model, example_input)
-    names = _first_names(model)
     # Operations whose results nothing uses, as those for a log, would pin their inputs.
     program.graph_module.graph.eliminate_dead_code()
     with torch.device("cpu"):  # where ids are, under any default device
         channels = Channels()
-        outputs = _Interpreter(program.graph_module, channels).run(*_inputs(program, names))
+        outputs = _Interpreter(program.graph_module, channels).run(*_inputs(program, model))
         Call(None, "output", {"outputs": outputs}, None, "output of the model", channels).pin_all()
         return _graph(channels, [name for name, _ in model.named_parameters()])
 
@@ -94,9 +90,12 @@ def _exported(model: nn.Module, example_input: Any) -> Any:
         ) from error
 
 
-def _inputs(program: Any, names: dict[str, str]) -> list[Any]:
+def _inputs(program: Any, model: nn.Module) -> list[Any]:
     """Return the values that a program begins with: of parameters, buffers, and the arguments of the model."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    first = dict[int, str]()  # a tied parameter has several names
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(parameters, buffers)}
     values = list[Any]()
     for node in program.graph.find_nodes(op="placeholder"):
         spec, fake = specs[node.name], node.meta.get("val")
@@ -183,22 +182,9 @@ def _graph(channels: Channels, names: list[str]) -> ChannelGraph:
         reasons = channels.reasons(torch.cat([side.flatten() for side in use.sides]))
         return replace(use, plus=plus, minus=minus, why=(*use.why, *reasons) or ("a constant",))
 
-    nodes = []
-    for name, ids in channels.nodes:
-        index = numbers[channels.find(ids)]
-        if bool((index >= 0).any()):
-            nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
     return ChannelGraph(
         free=int(used.sum()) - 1,
-        nodes=tuple(nodes),
         parameters={name: numbered(channels.parameters[name]) for name in names if name in channels.parameters},
         buffers={name: replace(numbered(use), counted=False) for name, use in channels.buffers.items()},
         unused=tuple(name for name in names if name not in channels.parameters),
     )
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Map every name of a parameter or buffer to its first one: a tied one has several."""
-    first: dict[int, str] = {}
-    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    return {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(parameters, buffers)}

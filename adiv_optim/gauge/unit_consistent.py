@@ -17,7 +17,7 @@ from ..optim.step import Stack
 from ..optim.watching import Watching
 from ..optim.wrapper import OURS
 from ..rows.models import FSDP1_REMEDY, IN_SKIP, Coverage, Skip, named_in_skip, overlaps, refuse_sharded
-from .gauges import Gauge, NetworkGauge
+from .gauges import NetworkGauge
 from .graph import ChannelGraph, Factors
 from .network import network_scales
 from .tracing import trace
@@ -32,7 +32,7 @@ class ChannelScales(Watching):
         "without UnitConsistent. "
     )
 
-    def __init__(self, model: nn.Module, graph: ChannelGraph, gauge: Gauge, skip: Skip) -> None:
+    def __init__(self, model: nn.Module, graph: ChannelGraph, gauge: NetworkGauge, skip: Skip) -> None:
         self.model, self.graph, self.gauge, self.steps = model, graph, gauge, 0
         self.settings = {"gauge": gauge, "skip": skip}
         #: Kept, as between a forward and its backward the modules of fully_shard hold others.
@@ -72,7 +72,7 @@ class ChannelScales(Watching):
 
     def _measure(self) -> None:
         # From the scales of the last measurement on one pass over the weights is enough.
-        self._log_scales = network_scales(self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales)
+        self._log_scales = network_scales(self.graph, self.parameters, start=self._log_scales)
         self.measurements += 1
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
@@ -142,10 +142,8 @@ class UnitConsistent(Mapped):
     of other channels, and only by them, stay so: to rounding, for SGD, momentum, Nesterov, Adam, AdamW and any
     optimizer whose update needs only p and p.grad. Decoupled and coupled weight decay act on W'. The optimizer's state
     lives in canonical coordinates. Gradient clipping before the step acts on the plain gradient and breaks the
-    equivalence. Running statistics of BatchNorm are left to the model.
-
-    `coverage()` says of each parameter why its scale is pinned; in a network of GELU, SiLU or Tanh alone every step is
-    the plain one.
+    equivalence. Running statistics of BatchNorm are left to the model. In a network of GELU, SiLU or Tanh alone every
+    step is plain; `coverage()` says why.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
@@ -185,13 +183,13 @@ class UnitConsistent(Mapped):
         optimizer: Optimizer,
         model: nn.Module,
         *,
-        gauge: Gauge | None = None,
+        gauge: NetworkGauge | None = None,
         example_input: Any = None,
         graph: ChannelGraph | None = None,
         skip: Skip = (),
     ) -> None:
         gauge = NetworkGauge() if gauge is None else gauge
-        if not isinstance(gauge, Gauge):
+        if not isinstance(gauge, NetworkGauge):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
         check_model("UnitConsistent", model)
         model = unwrapped(model)  # torch.export cannot look into wrappers around it

@@ -7,11 +7,11 @@ equations, for `GaussNewton`, are written with `laplacian` and `derivatives`.
 
 from .gauss_newton import GaussNewton
 from .gradients import backward, corrected_gradients, layer_jacobians
-from .ideal import IdealUpdate, ideal_update
+from .ideal import ideal_update
 from .input_derivatives import Derivatives, derivatives, laplacian
 from .modules import PLAIN_BY_DEFAULT
 
 __all__ = [
-    "PLAIN_BY_DEFAULT", "Derivatives", "GaussNewton", "IdealUpdate", "backward", "corrected_gradients", "derivatives",
+    "PLAIN_BY_DEFAULT", "Derivatives", "GaussNewton", "backward", "corrected_gradients", "derivatives",
     "ideal_update", "laplacian", "layer_jacobians",
 ]  # fmt: skip

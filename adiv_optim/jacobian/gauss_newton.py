@@ -42,10 +42,10 @@ class GaussNewton(Optimizer):
               \lambda = \text{damping} \cdot \mathrm{tr}(JJ^\top) / n,
 
     with r the n residuals, each over the root of its term's count, and :math:`J = \partial r / \partial\theta` by
-    torch.func, sample by sample
-    (Levenberg 1944, Marquardt 1963; for networks that solve equations Müller and Zeinhofer 2023, Jnini et al. 2024; in
-    the form with :math:`JJ^\top` Chen and Heyl 2024, Goldshlager et al. 2024). The loss is half the sum over terms of
-    the mean square of their residuals, :math:`|r|^2 / 2`; a factor inside a residual function weighs its term.
+    torch.func, sample by sample (Levenberg 1944, Marquardt 1963; for networks that solve equations Müller and Zeinhofer
+    2023, Jnini et al. 2024; in the form with :math:`JJ^\top` Chen and Heyl 2024, Goldshlager et al. 2024). The loss is
+    half the sum over terms of the mean square of their residuals, :math:`|r|^2 / 2`; a factor inside a residual
+    function weighs its term.
 
     a bends the step as the residuals bend: it is the geodesic acceleration of Transtrum and Sethna (2012), with
     :math:`r'' = 2\,((r(\theta - h \delta) - r(\theta)) / h + J \delta) / h` and h = 0.1. δ and a are solved by a QR

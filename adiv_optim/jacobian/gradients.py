@@ -13,7 +13,7 @@ from .._checks import check_count, warn, without_none
 from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import label, refuse_attached
-from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed, with_state
+from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed
 from .recording import Batch, Call, differentiate
 
 
@@ -53,7 +53,6 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
             raise TypeError(f"{type(layer).__name__} returned {type(result).__name__}; it must return one tensor.")
         return result.squeeze(0)
 
-    inputs = with_state(layer, inputs)
     per_sample = vmap(jacrev(output), in_dims=(None, *[0] * len(inputs)), chunk_size=chunk_size)
     return per_sample(trained, *(tensor.detach() for tensor in inputs))
 
@@ -75,10 +74,10 @@ def corrected_gradients(
     .. math:: \mathrm{grad}_p = \sum_k s_{p,k}\, J_{p,k}^\top g_k, \qquad
               f_{p,k} = \mathrm{tr}(J_{p,k} J_{p,k}^\top) / m,
 
-    where m is the number of output features and s comes from `correction.scales(f)`. Output rows are the
-    leading dimensions of a layer's output and its features the last one; for convolutions rows are
-    positions and features the channels of a group. For nn.Linear f is |x|² and 1, so that `Proportional()`
-    is 1/(|x|²+1) (Bird 2025, Eq. 20). g_k is backpropagated plainly.
+    where m is the number of output features and s comes from `correction.scales(f)`. Output rows are the leading
+    dimensions of a layer's output and its features the last one; for convolutions rows are positions and features the
+    channels of a group. For nn.Linear f is |x|² and 1, so that `Proportional()` is 1/(|x|²+1) (Bird 2025, Eq. 20). g_k
+    is backpropagated plainly.
 
     Args:
         model: the model, without attached corrections; it is run once, in the mode it is in, and updates its buffers.
@@ -86,13 +85,11 @@ def corrected_gradients(
         inputs: a tensor, a tuple of arguments, or a dict of keyword arguments, for the model.
         targets: handed to `loss_fn`.
         correction: the rule; None gives plain gradients, still through Jacobians.
-        layers: paths of the modules to correct. By default every module without submodules that has a
-            trainable parameter, but for norms, embeddings and the like (`PLAIN_BY_DEFAULT`). All tensor
-            arguments of a layer must have samples as their first dimension. Jacobians of a parametrized layer
-            are by the parametrization's own parameters; `attach` corrects the gradient of the effective weight
-            instead.
-        chunk_size: samples whose Jacobians are in memory at once; memory is chunk_size × outputs × parameters
-            of the largest layer. None is the whole batch; `BatchIdeal` needs the whole batch always.
+        layers: paths of the modules to correct, whose arguments have samples as their first dimension. By default every
+            module without submodules that has a trainable parameter, but for `PLAIN_BY_DEFAULT`. Jacobians of a
+            parametrized layer are by its own parameters; `attach` corrects the gradient of the effective weight.
+        chunk_size: samples whose Jacobians are in memory at once, each outputs × parameters of the largest layer. None
+            is the whole batch, which `BatchIdeal` needs always.
 
     Returns:
         Parameter path → gradient, for every trainable parameter that the loss depends on.

@@ -1,6 +1,6 @@
 """The ideal update of any module, from the Jacobian of its outputs over the whole batch."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,25 +9,11 @@ from torch.func import vjp
 from .._checks import check_not_negative
 from .._device import at_least_float32
 from ..rows.models import refuse_attached
-from .modules import DETACH_FIRST, pure, same_randomness
-
-
-class IdealUpdate(NamedTuple):
-    """The result of `ideal_update`.
-
-    Args:
-        step: parameter path → the tensor to add to the parameter.
-        misfit: |g + JΔθ| / |g|: 0 if the step moves the output by exactly −g, 1 if it does not move it.
-        ridge: λ.
-    """
-
-    step: dict[str, Tensor]
-    misfit: float
-    ridge: float
+from .modules import DETACH_FIRST, Parameters, pure, same_randomness
 
 
 @torch.no_grad()
-def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: float = 0.0) -> IdealUpdate:
+def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: float = 0.0) -> Parameters:
     r"""Return the parameter step whose effect on a module's output is −grad_output, as nearly as possible.
 
     .. math:: \Delta\theta = -J^\top (J J^\top + \lambda I)^{-1} g, \qquad
@@ -48,7 +34,7 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
         damping: the ridge as a share of the mean diagonal of JJᵀ.
 
     Returns:
-        An `IdealUpdate`; add `step` to the parameters.
+        Parameter path → the tensor to add to the parameter.
 
     Raises:
         ValueError: the module has no trainable parameter or has a correction attached, grad_output has not the
@@ -60,9 +46,9 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
         >>> from adiv_optim import jacobian
         >>> module = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Tanh(), torch.nn.Linear(9, 4)).double()
         >>> x, g = torch.randn(3, 6).double(), torch.randn(3, 4).double()
-        >>> update, before = jacobian.ideal_update(module, x, g), module(x).detach()
+        >>> step, before = jacobian.ideal_update(module, x, g), module(x).detach()
         >>> for name, parameter in module.named_parameters():
-        ...     parameter.data += 1e-6 * update.step[name]
+        ...     parameter.data += 1e-6 * step[name]
         >>> torch.allclose((module(x) - before) / 1e-6, -g, atol=1e-3)
         True
     """
@@ -82,7 +68,7 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
             f"{tuple(output.shape)}; they must agree."
         )
     if not output.numel():
-        return IdealUpdate({name: torch.zeros_like(part) for name, part in trained.items()}, 0.0, 0.0)
+        return {name: torch.zeros_like(part) for name, part in trained.items()}
 
     unit_vectors = torch.eye(output.numel(), dtype=output.dtype, device=output.device).view(-1, *output.shape)
     # Row by row: torch has no vmap rule for some operations.
@@ -96,7 +82,5 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     inverse = torch.where(singular > cutoff, 1 / (singular + ridge / singular), 0.0)
     g = grad_output.detach().to(jacobian.dtype).flatten()
     solution = right.mH @ (inverse * (left.mH @ g))
-    misfit = (g - jacobian @ solution).norm() / g.norm() if g.any() else g.norm()
     parts = solution.split([parameter.numel() for parameter in trained.values()])
-    step = {name: -part.view_as(p).to(p.dtype) for (name, p), part in zip(trained.items(), parts, strict=True)}
-    return IdealUpdate(step, misfit.item(), float(ridge))
+    return {name: -part.view_as(p).to(p.dtype) for (name, p), part in zip(trained.items(), parts, strict=True)}

@@ -10,6 +10,11 @@ from torch.func import jvp, vmap
 
 from .modules import WrittenOut
 
+_ELEMENTWISE = (
+    nn.Tanh, nn.Sigmoid, nn.Identity, nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU, nn.ReLU,
+    nn.LeakyReLU, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink,
+)  # fmt: skip
+
 
 class Derivatives(NamedTuple):
     """The result of `derivatives`, for a point with d coordinates and an output of shape S.
@@ -65,8 +70,11 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
         raise ValueError(f"derivatives: x has shape {tuple(x.shape)}; it is one point, (d,). Map by torch.func.vmap.")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("derivatives: torch.func cannot differentiate TorchScript; pass the module that was scripted.")
-    layers = _known_layers(model)
-    return _by_torch_func(model, x) if layers is None else _carried_forward(layers, x)
+    if (layers := _known_layers(model)) is not None:
+        return _carried_forward(layers, x)
+    along = vmap(lambda direction: _twice_along(model, x, direction), out_dims=-1)
+    with WrittenOut():
+        return Derivatives(model(x), *along(torch.eye(len(x), dtype=x.dtype, device=x.device)))
 
 
 def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -113,16 +121,10 @@ def _carried_forward(layers: list[nn.Module], x: Tensor) -> Derivatives:
             if layer.bias is not None:
                 rows = torch.cat([rows[:1] + layer.bias, rows[1:]])
         else:
-            a, slope, curvature = _ELEMENTWISE[type(layer)](layer, rows[0])
+            a, slope, curvature = _activated(layer, rows[0])
             first, second = rows[1 : d + 1], rows[d + 1 :]
             rows = torch.cat([a[None], slope * first, curvature * first.square() + slope * second])
     return Derivatives(rows[0], rows[1 : d + 1].mT, rows[d + 1 :].mT)
-
-
-def _by_torch_func(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
-    along = vmap(lambda direction: _twice_along(model, x, direction), out_dims=-1)
-    with WrittenOut():
-        return Derivatives(model(x), *along(torch.eye(len(x), dtype=x.dtype, device=x.device)))
 
 
 def _twice_along(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,31 +132,16 @@ def _twice_along(function: Callable[[Tensor], Tensor], x: Tensor, direction: Ten
     return jvp(lambda x: jvp(function, (x,), (direction,))[1], (x,), (direction,))[:2]  # without has_aux there are two
 
 
-def _tanh(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    a = torch.tanh(z)
-    slope = 1 - a.square()
-    return a, slope, -2 * a * slope
+def _activated(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return σ(z), σ′(z) and σ″(z)."""
+    if isinstance(module, nn.Tanh):
+        a = torch.tanh(z)
+        slope = 1 - a.square()
+        return a, slope, -2 * a * slope
 
-
-def _sigmoid(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    a = torch.sigmoid(z)
-    slope = a * (1 - a)
-    return a, slope, slope * (1 - 2 * a)
-
-
-def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     def activation(z: Tensor) -> Tensor:
         return module(z.clone())  # an activation in place writes here
 
     # The Jacobian of an elementwise function is diagonal: along (1, 1, …) stand its numbers.
     with WrittenOut():
         return activation(z), *_twice_along(activation, z, torch.ones_like(z))
-
-
-#: Activation → the function from it and z to σ(z), σ′(z) and σ″(z).
-_ELEMENTWISE: dict[type, Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]]] = {
-    nn.Tanh: _tanh,
-    nn.Sigmoid: _sigmoid,
-    **dict.fromkeys((nn.Identity, nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU), _elementwise),
-    **dict.fromkeys((nn.ReLU, nn.LeakyReLU, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink), _elementwise),
-}

@@ -50,6 +50,8 @@ def call_with(module: nn.Module, parameters: Parameters, *arguments: Any) -> Any
             first_name = first_names.setdefault(tensor, name)
             if first_name in tensors:
                 values[name] = tensors[first_name]
+    if isinstance(module, (nn.RNNCell, nn.GRUCell)) and len(arguments) == 1:  # torch's own zeros do not go under vmap
+        arguments += (arguments[0].new_zeros(*arguments[0].shape[:-1], module.hidden_size),)
     return functional_call(module, values, tuple(map(copied, arguments)), tie_weights=False)
 
 
@@ -174,19 +176,11 @@ def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -
     inputs = tuple(
         each.to(torch.promote_types(each.dtype, dtype)) if each.is_floating_point() else each for each in inputs
     )
-    inputs = with_state(layer, inputs)
     if isinstance(layer, _ConvNd):
         unbatched = inputs[0].dim() == len(layer.kernel_size) + 1
     else:
         unbatched = isinstance(layer, nn.Linear) and inputs[0].dim() == 1
     return ((inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)) if unbatched else (inputs, grad_output)
-
-
-def with_state(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the inputs of a layer; those of a recurrent cell with zeros for a hidden state that is left out."""
-    if isinstance(layer, (nn.RNNCell, nn.GRUCell)) and len(inputs) == 1:
-        return (*inputs, inputs[0].new_zeros(*inputs[0].shape[:-1], layer.hidden_size))
-    return inputs
 
 
 def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:

@@ -64,17 +64,13 @@ def differentiate(model: nn.Module, batch: Batch, layers: dict[str, nn.Module], 
         if gradient is not None and path not in recorder.refused:
             calls.setdefault(path, []).append(Call(call_inputs, gradient))
     by_name = zip(parameters.items(), computed[len(recorded) :], strict=True)
-    gradients = {name: _copied(gradient, p) for (name, p), gradient in by_name if gradient is not None}
+    # Copied, as both summands of p + q get one gradient; and laid out as parameters are, which fused optimizers expect.
+    gradients = {
+        name: gradient.clone() if gradient.is_sparse else torch.empty_like(parameter).copy_(gradient)
+        for (name, parameter), gradient in by_name
+        if gradient is not None
+    }
     return Pass(loss.detach(), gradients, calls, recorder.refused, recorder.changed)
-
-
-def _copied(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Copy a gradient, and lay it out in memory as its parameter is, which fused optimizers take for granted.
-
-    Autograd gives both summands of p + q the same gradient, those of a sum a view of a single number, and a weight a
-    transposed one where a correction made that.
-    """
-    return gradient.clone() if gradient.is_sparse else torch.empty_like(parameter).copy_(gradient)
 
 
 def _checked_loss(loss: Any) -> Tensor:
@@ -96,7 +92,7 @@ class _Recorder:
         self.refused: dict[str, str] = {}
         self.changed: set[str] = set()
         #: Of the calls that have not returned: the inputs, and the states of the random generators.
-        self._open_calls: dict[str, tuple[tuple[Tensor, ...], list[Tensor]]] = {}
+        self._open_calls: dict[str, tuple[tuple[Tensor, ...], list[Any]]] = {}
         #: What layers themselves have returned.
         self._returned: dict[str, Any] = {}
         self._trained = {path: [p for p in layer.parameters() if p.requires_grad] for path, layer in layers.items()}
@@ -121,7 +117,7 @@ class _Recorder:
         # A copy: code behind the layer may work in place.
         inputs = tuple(arg.detach().clone() for arg in args if isinstance(arg, Tensor))
         self._set_trainable(path, False)
-        self._open_calls[path] = inputs, _random_states(layer)
+        self._open_calls[path] = inputs, generator_states(layer)
 
     def _return(self, path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._returned[path] = output
@@ -133,7 +129,8 @@ class _Recorder:
             output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
         self._set_trainable(path, True)
         inputs, states = self._open_calls.pop(path)
-        if not all(map(torch.equal, states, _random_states(layer))):
+        after = generator_states(layer)
+        if not all(torch.equal(state, now) for (*_, state), (*_, now) in zip(states, after, strict=False)):
             self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
         if not isinstance(output, Tensor):
             self.refused[path] = f"it returned {type(output).__name__}; only a layer that returns one tensor has rows"
@@ -142,7 +139,3 @@ class _Recorder:
             self.calls.append((path, inputs, output))
             return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone
         return output
-
-
-def _random_states(layer: nn.Module) -> list[Tensor]:
-    return [state for *_, state in generator_states(layer)]

@@ -57,18 +57,7 @@ class _Residual(nn.Module):
 
 
 class Terms:
-    r"""Residuals r of some terms, stacked, with :math:`|r|^2` the sum of their mean squares; and J = ∂r/∂θ.
-
-    Args:
-        network: whose trainable parameters are θ.
-        terms: residual functions and the batched tensors that each is mapped over.
-        caller: the name that messages of errors begin with.
-
-    Raises:
-        TypeError: terms are not given as pairs of a function and tensors; once they are evaluated, a residual is no
-            tensor of the parameters' type.
-        ValueError: the tensors of a term differ in length, or are empty.
-    """
+    """Residuals r of some terms, stacked, with |r|² the sum of their mean squares; and J = ∂r/∂θ."""
 
     def __init__(self, network: nn.Module, terms: Sequence[Term], caller: str) -> None:
         _check_terms(terms, caller)
@@ -98,11 +87,7 @@ class Terms:
         return torch.cat(by_term)
 
     def jacobian(self, parameters: Parameters, chunk_size: int | None) -> Tensor:
-        """Return J at some parameters, (residuals, θ), in their order, after `evaluate`; samples go chunk by chunk.
-
-        Raises:
-            MemoryError: J and its factors need more than is free.
-        """
+        """Return J at some parameters, (residuals, θ), in their order, after `evaluate`; samples go chunk by chunk."""
         widths, like = [parameter.numel() for parameter in parameters.values()], next(iter(parameters.values()))
         total = sum(residual.count * residual.size for residual in self.residuals)
         self._check_memory(total, sum(widths), chunk_size, like)
@@ -194,13 +179,10 @@ def solver(jacobian: Tensor, ridge: float) -> Callable[[Tensor], Tensor]:
 
 
 def step_bytes(residuals: int, parameters: int, at_once: int, number_bytes: int) -> int:
-    """Return a step's peak of memory, with `at_once` residuals differentiated together; see `GaussNewton`.
-
-    A residual that runs the network twice has two gradients and their sum; QR works on J over √λ I and returns as much.
-    """
+    """Return a step's peak of memory, with `at_once` residuals differentiated together; see `GaussNewton`."""
     jacobian = residuals * parameters
-    gradients = 3 * min(at_once, residuals) * parameters
-    factors = 2 * (jacobian + min(residuals, parameters) ** 2)
+    gradients = 3 * min(at_once, residuals) * parameters  # of a residual that runs the network twice, and their sum
+    factors = 2 * (jacobian + min(residuals, parameters) ** 2)  # QR works on J over √λ I, and returns as much
     return number_bytes * (jacobian + max(gradients, factors))
 
 

@@ -155,7 +155,7 @@ def usual(fan_in: int) -> float:
     return -0.5 * math.log(fan_in) - 1
 
 
-def network_scales(channels: Channels, model: nn.Module, fan_in: bool) -> dict[int, Tensor]:
+def network_scales(channels: Channels, model: nn.Module) -> dict[int, Tensor]:
     """Parameter's id → exp(s_plus − s_minus), by least squares over all weights that are not zero."""
     equations, wanted = [], []
     roots = torch.tensor([channels.find(number) for number in range(len(channels.above))])
@@ -165,7 +165,7 @@ def network_scales(channels: Channels, model: nn.Module, fan_in: bool) -> dict[i
             continue
         nonzero = parameter != 0
         equations.append(_differences(roots[moves.plus[nonzero]], roots[moves.minus[nonzero]], len(roots)))
-        wanted.append(parameter.detach()[nonzero].abs().log() - moves.usual * fan_in)
+        wanted.append(parameter.detach()[nonzero].abs().log() - moves.usual)
     scales = torch.zeros(len(roots))
     if equations:
         scales = least_squares(torch.cat(equations), torch.cat(wanted))

@@ -54,9 +54,7 @@ def _input_scaled(draw: random.Random) -> Settings:
 
 
 def _unit_consistent(draw: random.Random) -> Settings:
-    return {
-        "gauge": draw.choice(["network", "layer"]), "every": draw.choice([1, 2]), "fan_in": draw.random() < 0.8,
-    }  # fmt: skip
+    return {"gauge": draw.choice(["network", "layer"]), "every": draw.choice([1, 2])}
 
 
 #: Every wrapper by hand, and the settings that a seed draws for it.
@@ -81,7 +79,7 @@ def wrapped(
         return GradientOnly(inner, model, getattr(adiv_optim, kind)(**settings))
     if name == "unit-consistent":
         rules = {"network": gauge.NetworkGauge, "layer": gauge.LayerGauge}
-        rule = rules[settings["gauge"]](every=settings["every"], fan_in=settings["fan_in"])
+        rule = rules[settings["gauge"]](every=settings["every"])
         return adiv_optim.UnitConsistent(inner, model, gauge=rule, example_input=example, graph=graph)
     return getattr(adiv_optim, kind)(inner, model, **settings)
 

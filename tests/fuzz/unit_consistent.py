@@ -33,7 +33,7 @@ class UnitConsistent(Method):
             parameter /= factor
 
     def _measure(self) -> None:
-        self.factors = by_channel.network_scales(self.channels, self.model, self.settings["fan_in"])
+        self.factors = by_channel.network_scales(self.channels, self.model)
         if self.settings["gauge"] == "layer":
             for parameter in self.model.parameters():
                 moves = self.channels.moves.get(id(parameter))

@@ -1,5 +1,7 @@
 """gauge.apply_gauge and network_scales: the function stays, the scales follow the gauge."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -95,7 +97,8 @@ def test_expected_magnitudes_are_those_of_pytorch():
     model = nn.Sequential(nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
     graph = gauge.trace(model, torch.randn(1, 3072))
     assert scales_of(graph, model).abs().max() < 0.7
-    factors = graph.factors(scales_of(graph, model, fan_in=False))
+    by_one = {name: replace(entry, expected_log_weight=0.0) for name, entry in graph.parameters.items()}
+    factors = graph.factors(scales_of(replace(graph, parameters=by_one, _cache={}), model))
     first, last = ((factors[name].d * factors[name].e).square().mean() for name in ("0.weight", "4.weight"))
     assert first < 1e-4 < 1e4 < last  # by so much SGD's rate would change in these layers
 
@@ -110,12 +113,9 @@ def test_zero_initialised_layers_leave_scales_to_the_others():
     assert scales_of(graph, model).abs().max() <= SCALES
     first = nn.Sequential(*model[:4], nn.Linear(8, 7))
     assert not torch.equal(scales[:8], torch.zeros(8))
-    alone = gauge.network_scales(
-        graph,
-        {**parameters(first), "6.weight": torch.ones(4, 7), "4.weight": torch.zeros(7, 8)},
-        fan_in=False,
-    )
-    assert alone[-7:].abs().max() <= SCALES  # by the ones that lead to the output
+    balanced = torch.full((4, 7), graph.parameters["6.weight"].expected_log_weight).exp()
+    alone = gauge.network_scales(graph, {**parameters(first), "6.weight": balanced, "4.weight": torch.zeros(7, 8)})
+    assert alone[-7:].abs().max() <= SCALES  # by those that lead to the output
     for layer in (0, 2, 6):
         model[layer].weight.zero_()
     assert torch.equal(scales_of(graph, model), torch.zeros(graph.free))

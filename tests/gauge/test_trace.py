@@ -68,6 +68,7 @@ PASS = {
     "avg-pool": lambda x: F.avg_pool2d(x, 3, padding=1),
     "resize": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "zero-padding": lambda x: F.pad(x, (1, 2, 0, 1)),
+    "padding-of-rows-of-channels": lambda x: F.pad(x.movedim(1, 3), (0, 0, 1, -1)).movedim(3, 1),
     "reflection-padding": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
     "other-names": lambda x: torch.clip(x, min=0).absolute().swapdims(2, 3).moveaxis(2, 3) * torch.greater(x, 0),
     "number": lambda x: 3 * x / 2,
@@ -87,7 +88,6 @@ PASS = {
     "masked-fill": lambda x: x.masked_fill(x < 0, 0.0),
     "gate-by-constant": lambda x: x * torch.linspace(-1, 1, 6),
     "instance-norm": lambda x: F.instance_norm(x, eps=0.0),
-    "channels-at-positions": lambda x: x[:, :, torch.tensor([0, 2, 2])],
     "same-residual": lambda x: x + x.relu(),
     "no-grad": in_a_mode(torch.relu, torch.no_grad),
     "autocast": in_a_mode(torch.relu, lambda: torch.autocast("cpu", torch.bfloat16)),
@@ -103,8 +103,7 @@ SHARE = {
     "concatenation-along-positions": (lambda x: torch.cat([x, x.flip(1)], 3), 4, 2),
     "concatenation-with-a-pinned-one": (lambda x: torch.cat([x[:, :2].tanh(), x], 1), 6, 2),
     "concatenation-of-an-empty-vector": (lambda x: torch.cat([x.new_zeros(0), x], 1), 4, 4),
-    "gated-by-sigmoid": (lambda x: F.glu(x, 1), 2, 2),
-    "zero-channels": (lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)), 7, 7),
+    "zero-channels": (lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)), 7, 1),
     "per-channel-gain": (lambda x, m: x * m.slope.view(4, 1, 1), 4, 8),
     "gain-of-the-shape-of-what-it-multiplies": (lambda x, m: x * m.slope.view(4, 1, 1).expand_as(x), 4, 8),
     "per-channel-bias": (lambda x, m: x + m.slope[:, None, None], 4, 4),
@@ -196,15 +195,23 @@ def test_frozen_statistics_and_a_normaliser_without_weights():
     assert set(graph.buffers) == {"1.running_mean", "1.running_var"}
 
 
-def test_operation_without_a_rule_pins_and_is_named():
-    model = Around(lambda x: torch.special.i0(x) + torch.erfinv(x.tanh()))
-    x = torch.randn(2, 3, 6, 6)
-    with pytest.warns(UserWarning, match="UnitConsistent treats less .* special_i0") as warned:
-        UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x)
+WITHOUT_A_RULE = {
+    "special_i0": lambda x: torch.special.i0(x) + torch.erfinv(x.tanh()),
+    "glu": lambda x: F.glu(torch.cat([x, x], 1), 1),
+    "index": lambda x: x[:, :, torch.tensor([0, 2, 2])],
+}
+
+
+@pytest.mark.parametrize(("name", "function"), WITHOUT_A_RULE.items(), ids=WITHOUT_A_RULE)
+def test_operation_without_a_rule_pins_and_is_named(name, function):
+    model, x = Around(function), torch.randn(2, 3, 6, 6)
+    with pytest.warns(UserWarning, match=f"UnitConsistent treats less .* {name}") as warned:
+        optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x)
     assert [warning.filename for warning in warned] == [__file__]
     graph = gauge.trace(model, x)
     assert graph.free == 0
-    assert graph.parameters["first.weight"].why == ("special_i0",)
+    assert graph.parameters["first.weight"].why == (name,)
+    assert optimizer.coverage().skipped["first.weight"] == f"pinned: {name}"
 
 
 def test_model_is_left_as_it_was():

@@ -45,7 +45,7 @@ BY_INPUTS = {
     "preconditioned": by_inputs(Preconditioned, every=2),
     "input-scaled": by_inputs(InputScaled, every=2, floor=0.1, hold=True),
 }
-BY_GAUGE: dict[str, gauge.Gauge] = {
+BY_GAUGE: dict[str, gauge.NetworkGauge] = {
     "unit-consistent": gauge.NetworkGauge(every=2),
     "unit-consistent-layer": gauge.LayerGauge(),
     "unit-consistent-zeros": gauge.LayerGauge(every=2),

@@ -112,7 +112,7 @@ def test_step_is_the_ideal_update_of_the_stacked_residual(width, points):
 
     def ideal(v, damping=damping):
         found = ideal_update(stacked, torch.zeros(1), v, damping)
-        return -torch.cat([found.step[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
+        return -torch.cat([found[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
 
     wanted = bent(twin, terms, alpha, ideal)
     assert (step - wanted).norm() <= 1e-8 * wanted.norm()
