@@ -67,8 +67,6 @@ def _study(command: str, options: Any) -> int:
     store = Store(path, command, log)
     store.check()
     STUDIES[command].run(options, store)
-    if getattr(options, "estimate", False):
-        return 0
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
         sections = report([path], STUDIES)
         show(sections, options.out)

@@ -152,7 +152,7 @@ def test_runs_of_two_lengths_are_not_put_into_one_file(study, settings, tmp_path
 
 
 UNREAD = {
-    "digits-optimizers": ["--estimate", "--preset paper", "--lr 1", "--damping 1", "--schedule constant"],
+    "digits-optimizers": ["--preset paper", "--lr 1", "--damping 1", "--schedule constant"],
     "report": ["--name mine"], "reproduce": ["--name mine"],
     "gpu": ["--name mine", "--threads 1", "--method-file mine.py"],
 }  # fmt: skip
@@ -164,19 +164,6 @@ def test_commands_lack_options_that_they_do_not_read(command, option, capsys):
         main([command, *option.split()])
     assert ended.value.code == 2
     assert f"Unrecognized options: {option.split()[0]}" in " ".join(capsys.readouterr().err.split())
-
-
-def test_table1_says_how_long_the_rest_takes(tmp_path, capsys):
-    smoke = ["table1", "--epochs", "1", "--seeds", "1", "--methods", "none", "--activations", "tanh", "--device", "cpu"]
-    smoke += ["--data", "digits", "--out", str(tmp_path), "--threads", "1"]
-    assert main([*smoke, "--batch-size", "64"]) == 0
-    assert "0 of 1 runs are in" in capsys.readouterr().out
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert main([*smoke, "--estimate"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "1 of 5 runs are in" in printed
-    assert re.search(r"the other 4 will take about \d+ (seconds|minutes)", printed)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_download_without_a_network_is_one_line(tmp_path, monkeypatch, capsys):

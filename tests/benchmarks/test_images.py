@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from benchmarks import ensemble
-from benchmarks.core.runs import pace
 from benchmarks.data import Dataset, load
-from benchmarks.ensemble import IMAGES, Ensemble, Loops, build_optimizer, epoch_orders, set_rate, train, train_family
+from benchmarks.ensemble import Ensemble, Loops, build_optimizer, epoch_orders, set_rate, train, train_family
 from benchmarks.methods import MAC, METHODS
 from benchmarks.problems.images import NETWORKS, ImageRun, build_model, held_out
 
@@ -144,11 +143,6 @@ def test_held_out_tenth_is_never_trained_on(digits):
     assert len(test_rows) == count // 10
     assert not train_rows & test_rows
     assert len(train_rows | test_rows) == count
-
-
-def test_pace_of_a_run_that_holds_samples_out(digits):
-    run = replace(FINAL, validation=True, batch_size=64)
-    assert pace(run, IMAGES, digits) > 0  # its steps stay within the other samples
 
 
 def test_cosine_goes_from_the_rate_to_nothing(digits):
