@@ -141,7 +141,7 @@ def held_out(data: Dataset) -> Dataset:
     return Dataset(data.train_inputs[train], data.train_labels[train], data.train_inputs[test], data.train_labels[test])
 
 
-BACKENDS = ("ensemble", "loop", "jacobian")
+BACKENDS = ("ensemble", "loop")
 SCHEDULES = ("constant", "cosine")
 
 
@@ -157,8 +157,7 @@ class ImageRun(Run):
     schedule: str = "constant"  # or "cosine", from the rate to 0 over the run
     epochs: int = 20
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # each draws its own initialisation and its own order of samples
-    #: All seeds as one batched program, one after the other ("loop"), or likewise by explicit Jacobians ("jacobian").
-    backend: str = "ensemble"
+    backend: str = "ensemble"  # all seeds as one batched program; or one after the other ("loop")
     validation: bool = False  # hold out a tenth of the training set and measure accuracy on it
     weight_decay: float | None = None
     #: Start every seed from the first one's network with its hidden units rescaled at random, by e^s with s normal of

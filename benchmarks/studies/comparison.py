@@ -12,13 +12,6 @@ from ..grids import CNN, CNN_POOL, COMPARED, PAPERS, Grid, grid_study, presets
 from ..methods import METHODS, optimizer_name
 from ..problems.images import ACTIVATIONS, BACKENDS, network, trained
 
-
-def _place(result: Result) -> tuple[int, ...]:
-    """Orders results so that what cells show comes last."""
-    backend, activation, epochs, seeds = setting("backend", "activation", "epochs", "seeds")(result)
-    return -BACKENDS.index(backend), epochs, len(seeds), -list(ACTIVATIONS).index(activation)
-
-
 #: A method and its damping, unless that is its own.
 Arm = tuple[str, float | None]
 
@@ -34,14 +27,9 @@ def _labels(results: Iterable[Result]) -> dict[Arm, str]:
 
 
 def _section(group: list[Result], name: str, folder: Path) -> Section:
-    """Table and figure of one protocol: data, network, batch size, rate and device.
-
-    Accuracies are those of the longest runs, of most seeds, by the first of the backends; what is shorter has its price
-    alone.
-    """
-    group = sorted(group, key=_place)
-    longest = max(map(setting("epochs"), group))
-    shown = {(_arm(r), r["settings"]["activation"]): r for r in group if setting("epochs")(r) == longest}
+    """Table and figure of one protocol: data, network, batch size, rate, length and device."""
+    group = sorted(group, key=lambda r: -list(ACTIVATIONS).index(r["settings"]["activation"]))
+    shown = {(_arm(r), r["settings"]["activation"]): r for r in group}
     settings = group[-1]["settings"]
     methods = in_order(METHODS, map(setting("method"), group))
     optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
@@ -50,7 +38,7 @@ def _section(group: list[Result], name: str, folder: Path) -> Section:
     title += "".join(f", {name} {value}" for name, value in others.items() if value not in (None, "constant"))
     _figure(shown, title, folder / f"{name}.png")
     caption = f"Test accuracy after the last epoch; time per step and seed, training only. {trained(group[-1:])}"
-    # Accuracy after the last epoch, and the cost of each path: of one step of one seed, from the median epoch.
+    # The price of one step of one seed is from the median epoch, on the first of the activations.
     columns = {each: f"{each}, %" for each in ACTIVATIONS} | {each: f"{each}, ms/step" for each in BACKENDS}
     cells = {key: estimate(result["test_accuracy"][-1]) for key, result in shown.items()}
     for r in group:
@@ -89,10 +77,8 @@ def _figure(shown: Shown, title: str, path: Path) -> None:
             both[1].set(xlim=(len(epochs) / 2, len(epochs)), ylim=(max(ends) - END, max(ends) + 0.1 * END))
 
 
-_REPORT = apart(_section, "method", "activation", "backend", "seeds", "epochs", "damping")
+_REPORT = apart(_section, "method", "activation", "backend", "seeds", "damping")
 _DIGITS = {**PAPERS, "data": "digits"}
-#: The Jacobian path is there for its price: one seed and one epoch show it.
-_PRICED = {**_DIGITS, "activation": ["tanh"], "backend": "jacobian", "seeds": 1, "epochs": 1}
 _CONVOLUTIONS: Grid = {
     "data": "cifar10", "activation": ["leaky-relu"], "backend": "loop",
     "method": [*COMPARED, "l2-patch", "l2-patch-half", "whitened-16"],
@@ -108,7 +94,7 @@ _AT_THE_TOP = ["batchnorm", "layernorm"]
 _OTHERS = [name for name in _CONVOLUTIONS["method"] if name not in _AT_THE_TOP]
 STUDIES = {
     "digits": grid_study(
-        "all methods on the embedded digits; minutes", [_DIGITS, _PRICED], _REPORT,
+        "all methods on the embedded digits; minutes", [_DIGITS], _REPORT,
         makes=[Recipe(0.02)], data="", page=_MLP_PAGE,
     ),
     "cifar10": grid_study(

@@ -70,7 +70,6 @@ ON_OTHERS = ["none", "batchnorm", "l2-patch", "affine-like", "proportional", "ba
 OTHERS = [
     *({"method": m, "network": n} for m, n in zip(ON_OTHERS, cycle(name for name in NETWORKS if name))),
     {"method": "none", "schedule": "cosine"},
-    *({"method": m, "backend": "jacobian", "seeds": (0,)} for m in ("none", "batchnorm", "proportional")),
     # Each model's own: Muon's iteration does not act elementwise, so that a stack of them would be another matrix.
     *(
         pytest.param({"method": m, "optimizer": name, "lr": 0.01}, marks=pytest.mark.integration)
