@@ -50,8 +50,7 @@ class GridOptions(Training):
     hidden: tuple[int, ...] | None = None  # widths of hidden layers, or channels
     network: str | None = None  # mlp, residual, cnn-pool or cnn
     rescaled: tuple[float, ...] | None = None  # rescale hidden units at random, by this deviation
-    # from the protocol: none, centred, standardised, bytes, jpeg, xavier, he, zero-bias, no-bias
-    departure: tuple[str, ...] | None = None
+    departure: tuple[str, ...] | None = None  # from the protocol: none, centred, he
     damping: float | None = None  # of methods that have one, in place of their own
     device: str = DEVICE  # where to train: cpu, cuda, cuda:1, …
     preset: str | None = None  # how long: paper, as in the paper, which is the default, or reduced
