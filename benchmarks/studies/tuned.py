@@ -230,8 +230,4 @@ STUDIES = {
     "digits-optimizers": _pairs_study(
         "ten methods and two wrappers on digits, rates and damping tuned", _DIGIT_PAIRS, Recipe(0.07), data=""
     ),
-    "mlp-wide-tuned": _pairs_study(
-        "the same for three hidden layers of 128", {**_MLP, "hidden": (128, 128, 128)},
-        Recipe(0.7, options=("--activations tanh --methods affine-like --optimizers muon --seeds 3",)),
-    ),
 }  # fmt: skip
