@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, next_ch
 from ..core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
 from ..data import load_text
 from ..methods import METHODS, Method
-from ..optimizers import OF_LANGUAGE, PACKAGES
+from ..optimizers import OF_LANGUAGE
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,6 @@ def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
         first, *others = OF_LANGUAGE[kind](model, run)
     tokens = torch.zeros(1, run.size.context, dtype=torch.long, device=model.head.weight.device)
     return [method.wrap(first, model, tokens), *others]
-
-
-def is_installed(method: str) -> bool:
-    """Whether the package of a method's optimizer is there."""
-    return find_spec(PACKAGES.get(str(METHODS[method].optimizer), "torch")) is not None
 
 
 def dampings(method: str, given: Iterable[float]) -> list[Any]:

@@ -26,7 +26,7 @@ from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, m
 from ..core.tune import choose, grid
 from ..methods import METHODS
 from ..problems import language
-from ..problems.language import LANGUAGE, TextRun, dampings, final_validation_loss, is_installed, title, worth
+from ..problems.language import LANGUAGE, TextRun, dampings, final_validation_loss, title, worth
 
 #: The seeds of a line, or of a row.
 Seeds = list[Result]
@@ -128,18 +128,15 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
     if not methods:
         refuse_given(options, ("norms", "lr", "damping"), "on what the study tries; name --methods as well")
     if options.time:
-        known = (name for name, method in METHODS.items() if method.applies == "language" and is_installed(name))
-        methods = methods or tuple(known)
+        methods = methods or tuple(name for name, method in METHODS.items() if method.applies == "language")
         about = {"part": "time", "preset": options.preset, "device": options.device}
         key = f"time of {options.preset} on {options.device}"
         measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
         return
     if methods:
         searches, fixed = [Search(methods, options.norms, options.lr, options.damping)], []
-    tried = [
-        run for steps in options.steps for search in searches for run in search.runs(replace(like, steps=steps))
-        if methods or is_installed(run.method)
-    ]  # fmt: skip
+    lengths = [replace(like, steps=steps) for steps in options.steps]
+    tried = [run for length in lengths for search in searches for run in search.runs(length)]
     rows = grouped(tried, lambda run: (run.method, run.norm, run.steps)).values()
     chosen = tried
     if any(len(row) > 1 for row in rows):

@@ -20,7 +20,7 @@ from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
 from ..core.tables import Row, Section, Table, against, exact, grouped, mean_and_error
 from ..core.tune import choose, ladder
 from ..methods import METHODS
-from ..problems.language import LANGUAGE, dampings, is_installed, title
+from ..problems.language import LANGUAGE, dampings, title
 from .language import PAGE, SMOKE, TextOptions, about, loss_cell, losses_of
 
 
@@ -130,7 +130,7 @@ def _study(
     def run(options: NormFreeOptions, store: Store) -> None:
         like, done = options.run(steps=options.steps, clip=options.clip), set[Arm]()
         for group in groups[: options.groups]:
-            rows = [row for row in dict.fromkeys(group) if row not in done and is_installed(row.method)]
+            rows = [row for row in dict.fromkeys(group) if row not in done]
             done.update(rows)
             ladders = []
             for row in rows:
