@@ -98,18 +98,18 @@ STUDIES = {
         makes=[Recipe(0.02)], data="", page=_MLP_PAGE,
     ),
     "cifar10": grid_study(
-        "the same on CIFAR-10", [PAPERS], _REPORT, makes=[Recipe(0.7, decides="--seeds 10")], page=_MLP_PAGE
+        "the same on CIFAR-10", [PAPERS], _REPORT, makes=[Recipe(0.7)], page=_MLP_PAGE
     ),
     "cnn-pool": grid_study(
         "convolutions and global average pooling, Fig. 8", _CNN_POOL, _REPORT,
-        makes=[Recipe(1.0, options=_TEN_EPOCHS, decides="--seeds 10")], page=_CNN_PAGE,
+        makes=[Recipe(1.0, options=_TEN_EPOCHS)], page=_CNN_PAGE,
     ),
     "cnn": grid_study(
         "convolutions without pooling, Fig. 9", _CNN, _REPORT, page=_CNN_PAGE,
         makes=[Recipe(1.2, options=(
             f"{_TEN_EPOCHS[0]} --methods {' '.join(_OTHERS)}",
             f"{_TEN_EPOCHS[0]} --methods {' '.join(_AT_THE_TOP)} --seeds 5",
-        ), decides="--seeds 10")],
+        ))],
     ),
     "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], _REPORT),
 }  # fmt: skip

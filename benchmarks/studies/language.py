@@ -318,11 +318,11 @@ _TIMES = ("", "--time")
 STUDIES = {
     # Rates that came second, where a seed goes wrong at the first, by every seed.
     "char-lm": _study(
-        "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
+        "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES),
         _SEARCHES, [("whitened-adamw-16", "none", 3e-3, 400)],
     ),
     "char-lm-2000": _study(
-        "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
+        "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES),
         [Search(["muon", "whitened-muon-16"], rates=[3e-3, 1e-2], dampings=[3.0])], steps=(2000,),
     ),
     # As long as four hundred and two thousand steps of whitening take.

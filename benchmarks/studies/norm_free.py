@@ -141,7 +141,7 @@ def _study(
             seeds = range(1, options.seeds + 1)
             run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
 
-    makes = [Recipe(hours, decides="--seeds 10")]
+    makes = [Recipe(hours)]
     return Study(help, run, report, NormFreeOptions(**defaults), makes=makes, data="text", smoke=smoke, page=PAGE)
 
 

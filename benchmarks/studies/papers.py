@@ -245,7 +245,7 @@ _WHOLE = {
 def _study(name: str) -> Study:
     setting, help, hours, grids, shorter = _PROTOCOLS[name]
     lengths = {**presets(*grids), "reduced": shorter}
-    makes, page = [Recipe(hours, options=("--preset reduced",), decides="")], _UC_PAGE if "uc-" in name else _MLP_PAGE
+    makes, page = [Recipe(hours, options=("--preset reduced",))], _UC_PAGE if "uc-" in name else _MLP_PAGE
     for hours, own, widths in _WHOLE.get(name, ()):
         makes.append(Recipe(hours, own, [f"--preset reduced --epochs 100 --device cuda --hidden {w}" for w in widths]))
     return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
@@ -265,7 +265,7 @@ STUDIES = {
     **{name: _study(name) for name in _PROTOCOLS},
     "uc-sweep": grid_study(
         "unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN),
-        makes=[Recipe(1.1, decides="--seeds 10")], page=_UC_PAGE,
+        makes=[Recipe(1.1)], page=_UC_PAGE,
     ),
     "uc-rescaled": grid_study(
         "one network in several gauges", _RESCALED, apart(_rescaled, *_WITHIN),

@@ -183,7 +183,7 @@ STUDIES = {
         "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes",
         presets(_PAPER, reduced={"epochs": 20, "seeds": 3}),
         apart(_section, "method", "activation", "batch_size", "backend"),
-        makes=[Recipe(20, options=("--preset paper",), decides=""), Recipe(8, "table1-reduced", ("--preset reduced",))],
+        makes=[Recipe(20, options=("--preset paper",)), Recipe(8, "table1-reduced", ("--preset reduced",))],
         page=_PAGE,
     ),
     "departures": grid_study(

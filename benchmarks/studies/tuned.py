@@ -218,7 +218,7 @@ STUDIES = {
     ),
     "cnn-pool-tuned": _pairs_study(
         "convolutions and global average pooling, rates and damping tuned", {**CNN_POOL, **_CONVOLUTIONS},
-        Recipe(3.2, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"),
+        Recipe(3.2, options=("", _SOAP_CNN, _MORE)),
         Recipe(1.0, "cnn-centred", (_CENTRED_CNN,)), page="docs/results/convolutions.md",
     ),
     "mlp-tuned": _pairs_study(
