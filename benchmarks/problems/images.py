@@ -204,13 +204,6 @@ def build_models(run: ImageRun, data: Dataset) -> list[nn.Module]:
 #: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
 DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
 
-#: What they call a kind of network, before its sizes.
-NETWORK_LABELS = {
-    "cnn-pool": "convolutions and global average pooling ",
-    "cnn": "convolutions without pooling ",
-    "residual": "skips around the hidden layers of ",
-}
-
 
 def data_label(name: str) -> str:
     """What tables and figures call a data set: its name, if it has no other."""
@@ -218,11 +211,9 @@ def data_label(name: str) -> str:
 
 
 def subject(results: Sequence[Result]) -> str:
-    """Data and layer sizes of some runs, or how many networks they are of."""
-    settings = results[0]["settings"]
+    """Data of some runs, and their layer sizes where these are the same."""
     sizes = {str([r["features"], *r["settings"]["hidden"], r["classes"]]) for r in results}
-    kind = NETWORK_LABELS.get(settings.get("network"), "")
-    return f"{data_label(settings['data'])}, {kind}{sizes.pop() if len(sizes) == 1 else f'{len(sizes)} networks'}"
+    return ", ".join([data_label(results[0]["settings"]["data"]), *(sizes if len(sizes) == 1 else ())])
 
 
 def network(result: Result) -> str:

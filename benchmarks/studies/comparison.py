@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..core.figure import band, panels
-from ..core.store import Result, setting
+from ..core.store import Result
 from ..core.study import Recipe, apart
 from ..core.tables import Section, estimate, exact, in_order, pivot
 from ..grids import CNN, CNN_POOL, COMPARED, PAPERS, Grid, grid_study, presets
-from ..methods import METHODS, optimizer_name
+from ..methods import METHODS
 from ..problems.images import ACTIVATIONS, BACKENDS, network, trained
 
 #: A method and its damping, unless that is its own.
@@ -31,11 +31,7 @@ def _section(group: list[Result], name: str, folder: Path) -> Section:
     group = sorted(group, key=lambda r: -list(ACTIVATIONS).index(r["settings"]["activation"]))
     shown = {(_arm(r), r["settings"]["activation"]): r for r in group}
     settings = group[-1]["settings"]
-    methods = in_order(METHODS, map(setting("method"), group))
-    optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
-    title = f"{network(group[-1])}, {' and '.join(optimizers)} {settings['lr']:g}, {settings['device']}"
-    others = {name: settings.get(name) for name in ("schedule", "departure", "rescaled")}
-    title += "".join(f", {name} {value}" for name, value in others.items() if value not in (None, "constant"))
+    title = f"{network(group[-1])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
     _figure(shown, title, folder / f"{name}.png")
     caption = f"Test accuracy after the last epoch; time per step and seed, training only. {trained(group[-1:])}"
     # The price of one step of one seed is from the median epoch, on the first of the activations.

@@ -12,7 +12,7 @@ from scipy.stats import linregress, t
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.tables import Cell, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman, welch
+from ..core.tables import Cell, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman
 from ..grids import PAPERS, Grid, grid_study, presets
 from ..methods import METHODS, labels
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
@@ -72,14 +72,14 @@ def over_sizes(by_size: dict[int, list[float]]) -> list[float]:
     return [math.fsum(seed) / len(by_size) for seed in zip(*by_size.values(), strict=True)]
 
 
-def ranked(results: list[Result], activation: str) -> tuple[Any, int]:
-    """Spearman's ρ with the paper's means of the methods that are there at every batch size, and how many they are."""
+def ranked(results: list[Result], activation: str) -> Any:
+    """Spearman's ρ with the paper's means of the methods that are there at every batch size."""
     found = series(results)
     methods = [name for name in METHODS if (name, activation) in PAPER]
     methods = [name for name in methods if len(found.get((name, activation), {})) == len(SIZES)]
     ours = [math.fsum(over_sizes(found[name, activation])) for name in methods]
     paper = [PAPER[name, activation][0] for name in methods]
-    return spearman(ours, paper) if len(methods) > 2 else None, len(methods)
+    return spearman(ours, paper)
 
 
 def table(results: list[Result]) -> Table:
@@ -166,13 +166,8 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
     at = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
     rows = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
     cells = {key: estimate(accuracies) for key, accuracies in at.items()}
-    for (departure, method), (text, numbers) in cells.items():
-        if departure is not None and (None, method) in at:
-            difference, p, *_ = welch(at[departure, method], at[None, method])
-            beside = {"difference": difference, "p": p}
-            cells[departure, method] = Cell(f"{text} ({difference:+.2f}, p {p:.2g})", {**numbers, **beside})
     heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
-    caption = f"Test accuracy, in brackets the difference to the first row and Welch's p. {trained(results)}"
+    caption = f"Test accuracy in per cent. {trained(results)}"
     return Section([f"**{heading}, {settings['epochs']} epochs**", pivot([""], rows, labels(), cells), caption])
 
 
