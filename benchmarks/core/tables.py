@@ -220,7 +220,6 @@ class Section:
     """What is reported under one name: headings, tables and captions in their order."""
 
     parts: Sequence[Any]  # texts and tables
-    verdict: str = ""  # what a command that made it ends with
 
     @property
     def tables(self) -> list[Table]:
