@@ -159,37 +159,6 @@ def test_planted_deviations_from_the_papers_are_noticed(tmp_path, monkeypatch):
     assert difference(runs["layernorm"], 12) > 1e-6
 
 
-#: Study → hidden layers, activations, batch sizes, as the papers have them.
-WIDTHS = {(width,) * layers for layers in (1, 3) for width in (16, 32, 64, 128)}
-BOTH = {"tanh", "leaky-relu"}
-PAPERS = {
-    "table1": ({(32, 32)}, BOTH, {8, 16, 32, 64, 128}),
-    "fig2": (WIDTHS, {"tanh"}, {32}),
-    "fig3": (WIDTHS, {"leaky-relu"}, {32}),
-    "fig4": ({(width, width) for width in (1, 2, 4, 8, 16, 32, 64, 128, 256)}, BOTH, {32}),
-    "fig5": (WIDTHS, {"identity"}, {32}),
-    "cnn-pool": ({(16, 32, 32)}, {"leaky-relu"}, {32}),
-    "cnn": ({(16, 32, 32, 32, 32)}, {"leaky-relu"}, {32}),
-    "depth": ({(32,) * 2, (32,) * 5, (32,) * 10}, BOTH, {32}),
-}
-
-
-@pytest.mark.parametrize("study", PAPERS)
-def test_presets_have_the_papers_sizes(study, tmp_path):
-    runs = planned(study, "--preset", "paper", tmp_path=tmp_path)
-    hidden, activations, batches = PAPERS[study]
-    assert {run.hidden for run in runs} == hidden
-    assert {run.activation for run in runs} == activations
-    assert {run.batch_size for run in runs} == batches
-    assert {run.method for run in runs} >= set(OF_PAPER)
-    assert {(run.epochs, len(run.seeds), run.optimizer, run.lr, run.schedule) for run in runs} == {
-        (100, 5, "adam", 0.001, "constant")
-    }
-    shorter = planned(study, "--preset", "reduced", tmp_path=tmp_path)
-    assert {(run.hidden, run.activation) for run in shorter} <= {(run.hidden, run.activation) for run in runs}
-    assert all(run.epochs < 100 and len(run.seeds) in (3, 5) for run in shorter)
-
-
 def test_isometry_trains_norm_linear_activation(tmp_path):
     torch.manual_seed(0)
     model = isometry_training.network("tanh", 300, 10, [200] * 10).double()

@@ -36,11 +36,6 @@ def test_table1_shows_what_is_there_and_what_is_not(tmp_path):
     assert "| tanh | L2 norm, η |  |  |  | 42.00 ± 0.00 | 34.00 ± 0.00 |  |  | 49.93" in table
 
 
-def test_no_results_say_what_to_run():
-    with pytest.raises(FileNotFoundError, match="python -m benchmarks digits"):
-        report([], STUDIES)
-
-
 @pytest.mark.parametrize(
     ("place", "shown", "wrong", "message"),
     [
