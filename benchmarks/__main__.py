@@ -67,13 +67,9 @@ def _study(command: str, options: Any) -> int:
     store = Store(path, command, log)
     store.check()
     STUDIES[command].run(options, store)
-    if getattr(options, "estimate", False):
-        return 0
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
-        sections = report([path], STUDIES)
-        show(sections, options.out)
+        show(report([path], STUDIES), options.out)
         print(f"results: {path}; python -m benchmarks report --out {options.out} shows all that are there.")
-        print("".join(f"verdict: {section.verdict}.\n" for section in sections.values() if section.verdict), end="")
     return 0
 
 

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
 
-from adiv_optim import attach, jacobian
+from adiv_optim import attach
 
 from .core.runs import NOBODY, Kind, Watch, set_rates
 from .core.tables import mean_and_error
@@ -163,13 +163,11 @@ class Ensemble(Trainer):
 
 
 class Loops(Trainer):
-    """The same by plain loops, one seed after the other: GradientOnly, or `jacobian.backward` in its place."""
+    """The same by plain loops, one seed after the other."""
 
     def __init__(self, run: ImageRun, data: Dataset) -> None:
         self.data, self.method, self.models = data, run.make_method(), build_models(run, data)
-        self.by_jacobians = run.backend == "jacobian"
-        method = replace(self.method, correction=None) if self.by_jacobians else self.method
-        self.optimizers = _for_each([run] * len(self.models), method, self.models, data)
+        self.optimizers = _for_each([run] * len(self.models), self.method, self.models, data)
 
     def step(self, index: Tensor) -> Tensor:
         """Take one step per seed on the samples at `index`, shape (seeds, batch size); return the losses."""
@@ -177,11 +175,8 @@ class Loops(Trainer):
         for model, optimizer, rows in zip(self.models, self.optimizers, index, strict=True):
             optimizer.zero_grad()
             inputs, labels = take(self.data, rows)
-            if self.by_jacobians:
-                loss = jacobian.backward(model, F.cross_entropy, inputs, labels, self.method.correction)
-            else:
-                loss = F.cross_entropy(model(inputs), labels)
-                loss.backward()
+            loss = F.cross_entropy(model(inputs), labels)
+            loss.backward()
             if self.method.gauge is None or loss.isfinite():  # as in an ensemble
                 optimizer.step()
             losses.append(loss.detach())

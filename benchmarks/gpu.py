@@ -54,7 +54,8 @@ def commands(options: GpuOptions) -> list[list[str]]:
     every = [["pytest", "-q", "-n", "0", "-k", "cuda or capture or synchronize", *(str(ROOT / test) for test in TESTS)]]
     for name, how in [(name, STUDIES[name].smoke) for name in dict(COMMANDS)] if is_trial else COMMANDS:
         where = ["--device", options.device, "--out", str(options.out), "--name", f"gpu-{name}"]
-        every.append(["benchmarks", name, *how.split(), "--data", data[STUDIES[name].data], *where])
+        of = ["--data", data[STUDIES[name].data]] if STUDIES[name].data else []
+        every.append(["benchmarks", name, *how.split(), *of, *where])
     return every
 
 

@@ -50,11 +50,9 @@ class GridOptions(Training):
     hidden: tuple[int, ...] | None = None  # widths of hidden layers, or channels
     network: str | None = None  # mlp, residual, cnn-pool or cnn
     rescaled: tuple[float, ...] | None = None  # rescale hidden units at random, by this deviation
-    # from the protocol: none, centred, standardised, bytes, jpeg, xavier, he, zero-bias, no-bias
-    departure: tuple[str, ...] | None = None
+    departure: tuple[str, ...] | None = None  # from the protocol: none, centred, he
     damping: float | None = None  # of methods that have one, in place of their own
     device: str = DEVICE  # where to train: cpu, cuda, cuda:1, …
-    estimate: bool = False  # only say how long what is not there takes
     preset: str | None = None  # how long: paper, as in the paper, which is the default, or reduced
 
     def given(self) -> dict[str, Any]:
@@ -119,7 +117,7 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **ent
             has = ", ".join(lengths) if default else "no presets"
             raise ValueError(f"--preset is {preset!r}; this study has {has}.")
         runs = expand(lengths[preset], options.given())
-        run_all(runs, IMAGES, store, download=options.download, only_estimate=options.estimate)
+        run_all(runs, IMAGES, store, download=options.download)
 
     whole = {"data": "images", "smoke": f"{SMOKE} --lr 0.1 --batch-size 8", **entry}
     return Study(help, run, report, GridOptions(), **whole)
@@ -147,7 +145,6 @@ class TunedOptions(GridOptions):
     lr: Absent[tuple[float, ...] | None] = None
     schedule: Absent[str | None] = None
     damping: Absent[float | None] = None
-    estimate: Absent[bool] = False
     preset: Absent[str | None] = None
 
     search_epochs: int = 3  # passes over the training set of runs that choose rates

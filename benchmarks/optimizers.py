@@ -394,6 +394,3 @@ OF_LANGUAGE: dict[str, Callable[[GPT, Any], list[Optimizer]]] = {
     "normuon": lambda model, run: _for_matrices(model, run, _normuon),
     "kfac": _kfac,
 }
-#: What must be installed for them.
-PACKAGES = {"schedulefree": "schedulefree", **dict.fromkeys(("soap", "kron", "mars", "normuon"), "pytorch_optimizer")}
-PACKAGES["kfac"] = "singd"

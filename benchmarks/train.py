@@ -210,5 +210,4 @@ def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
         steps=lambda run, data: run.steps or round(pace * run.seconds),
         train=lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs],
         score=lambda result: result["error"][-1],  # None if the run diverged
-        seconds=lambda run: run.seconds,
     )

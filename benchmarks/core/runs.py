@@ -1,14 +1,12 @@
 """Runs: their settings, what tells them apart, and the one loop that makes those which have no result yet."""
 
-import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -137,7 +135,6 @@ class Kind(NamedTuple):
     train: Callable[[list[Any], Any, Watch], Sequence[dict[str, Any]]]  # (runs of one family, data, watch) → results
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
     family: Callable[[Any], Hashable] = lambda run: run  # run → what runs that train side by side have in common
-    seconds: Callable[[Any], float | None] = lambda run: None  # run → those that it is given, in place of steps
     #: (run, whether to download) → data of that run and all others of its command.
     load: Callable[[Any, bool], Any] = lambda run, download: None
 
@@ -170,14 +167,10 @@ def logged(folder: Path | None, tick: Callable[[], object]) -> Iterator[Watch]:
         yield Watch(tick, note)
 
 
-def run_all(
-    runs: Sequence[R], kind: Kind, store: Store, *,
-    part: str | None = None, download: bool = False, only_estimate: bool = False,
-) -> None:  # fmt: skip
+def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False) -> None:
     """Run what the store lacks, under torchrun this rank's share of it; of runs that choose settings keep the score.
 
-    It begins by saying how long that will take, and goes no further if it is to estimate only. Of runs that choose
-    settings it waits for the other ranks' as well: all choose from the same.
+    Of runs that choose settings it waits for the other ranks' as well: all choose from the same.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = list(dict.fromkeys(runs))[rank::world]
@@ -185,20 +178,15 @@ def run_all(
     waiting = [run for run in mine if (run.key(part), run.computes()) not in there]
     console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
     if waiting:
-        _run_mine(waiting, kind, store, part, download, only_estimate)
+        _run_mine(waiting, kind, store, part, download)
     while part and world > 1 and {(run.key(part), run.computes()) for run in runs} - store.computed().items():
         time.sleep(1)
 
 
-def _run_mine(
-    waiting: Sequence[R], kind: Kind, store: Store, part: str | None, download: bool, only_estimate: bool
-) -> None:
+def _run_mine(waiting: Sequence[R], kind: Kind, store: Store, part: str | None, download: bool) -> None:
     if waiting[0].device == "cuda" and "LOCAL_RANK" in os.environ:  # else what is current, as without torchrun
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     data = kind.load(waiting[0], download)
-    console.print(f"the other {len(waiting)} will take about {_hours(waiting, kind, data)} of training here")
-    if only_estimate:
-        return
     families = grouped(waiting, kind.family)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
@@ -218,38 +206,6 @@ def _run_mine(
                 store.add(run.key(part), {**about, **kept})
             progress.remove_task(task)
             progress.advance(overall, len(family))
-
-
-def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
-    """How long runs will take, by the pace of some steps of the first, the middle and the last of them."""
-    by_steps = [run for run in runs if kind.seconds(run) is None]
-    total = sum(kind.seconds(run) or 0.0 for run in runs)
-    if by_steps:
-        paces = [pace(by_steps[place], kind, data) for place in {0, len(by_steps) // 2, len(by_steps) - 1}]
-        total += statistics.fmean(paces) * sum(kind.steps(run, data) for run in by_steps)
-    if total < 60:
-        return f"{math.ceil(total)} seconds"
-    return f"{total / 3600:.2g} hours" if total > 3600 else f"{total / 60:.2g} minutes"
-
-
-class _EnoughError(Exception):
-    """Ends a run whose pace is known."""
-
-
-def pace(run: Run, kind: Kind, data: Any) -> float:
-    """Seconds of a step, the median of the first few; nothing of a run that has but one."""
-    moments: list[float] = []
-
-    def tick() -> None:
-        if run.device.startswith("cuda"):
-            torch.cuda.synchronize()
-        moments.append(time.perf_counter())
-        if len(moments) > 8:
-            raise _EnoughError
-
-    with suppress(_EnoughError):
-        kind.train([run], data, Watch(tick))
-    return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0
 
 
 def ten_times(step: Callable[[], object]) -> Callable[[], None]:

@@ -107,7 +107,6 @@ class Recipe(NamedTuple):
     name: str = ""  # of the file; the study's own by default
     options: Sequence[str] = ("",)  # of the commands that add to it, behind the study's name
     data: str | None = None  # in place of the study's own
-    decides: str | None = None  # options that decide the claims judged by it; "" is all of it, None nothing would
 
     def commands(self, study: str) -> list[str]:
         """What follows `python -m benchmarks`."""

@@ -98,11 +98,11 @@ def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:
     return [name for name in known if name in present]
 
 
-def in_words(number: int, what: str = "") -> str:
-    """Return a number, up to ten in words, and how many of something: "five", "one trial", "three trials"."""
+def in_words(number: int, what: str) -> str:
+    """Return how many of something there are, up to ten in words: "one trial", "three trials"."""
     words = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     word = words[number] if number < len(words) else str(number)
-    return f"{word} {what}{'s' * (number != 1)}" if what else word
+    return f"{word} {what}{'s' * (number != 1)}"
 
 
 class Cell(NamedTuple):
@@ -220,7 +220,6 @@ class Section:
     """What is reported under one name: headings, tables and captions in their order."""
 
     parts: Sequence[Any]  # texts and tables
-    verdict: str = ""  # what a command that made it ends with
 
     @property
     def tables(self) -> list[Table]:

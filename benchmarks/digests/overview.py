@@ -1,4 +1,4 @@
-"""What is made from several files of results: who wins on three networks, and how long everything trained."""
+"""What is made from several files of results: who wins on three networks, and Muon for as long as whitening takes."""
 
 import statistics
 from collections.abc import Callable
@@ -10,13 +10,11 @@ import pandas as pd
 import seaborn as sns
 
 from ..core.figure import plt, saved
-from ..core.store import Result
 from ..core.study import Digest
-from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine, pivot, welch
+from ..core.tables import Cell, Section, Table, estimate, exact, grouped, pivot, welch
 from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
-from ..problems.images import data_label
 from ..studies.language import best_rows, curve, draw
 from .reached import Sample, Stores, reached
 
@@ -168,33 +166,9 @@ def _equal_seconds(stores: Stores, name: str, folder: Path) -> Section:
     return Section([Table(["method", "steps", time, "test loss", "validation loss"], rows)])
 
 
-def duration(run: Result) -> float:
-    """The seconds that a run has trained, as far as it records its time."""
-    seconds = run.get("seconds", 0.0)
-    if isinstance(seconds, float):  # of a run that is measured once
-        return seconds
-    # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
-    return float(sum(seconds) if "test_accuracy" in run else seconds[-1])
-
-
-def _runtimes(stores: Stores, name: str, folder: Path) -> Section:
-    """How long the runs took that tables show, and how many more chose their settings."""
-    rows = list[Cells]()
-    for study, store in sorted(stores.items()):
-        runs, chosen = store.read(), sum(len(store.read(part)) for part in ("search", "trials"))
-        data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
-        hours = exact(sum(map(duration, runs)) / 3600 or None, ".2g")
-        rows.append([f"`{study}`", data_label(data), exact(len(runs)), exact(chosen or None), hours])
-    about = "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top."
-    caption = f"{about} {machine(stores[min(stores)].read()[0]['environment'])}"
-    header = ["study", "data", "runs shown", "runs that chose settings", "hours of training"]
-    return Section([Table(header, rows), caption])
-
-
 DIGESTS = {
     "verdict": Digest(("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free"), _verdict, "docs/results/index.md"),
     "equal-seconds": Digest(
         ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, "docs/results/language-model.md"
     ),
-    "runtimes": Digest((), _runtimes, "benchmarks/README.md"),
 }

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ..catalogue import RECIPES
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact, grouped, holm, markdown
 from . import judges
@@ -16,7 +15,7 @@ from .reached import Settings, Stores, beside, settings, table, trials
 
 LIBRARY = "This library"
 _SHOWN = ["claim", "against", "n", "trials", "difference (95 %)", "p", "Holm's p"]
-_HEADER = ["of", *_SHOWN, "verdict", "figure", "results", "what would decide it"]
+_HEADER = ["of", *_SHOWN, "verdict", "figure", "results"]
 #: Verdict → what a table is headed by, and the name of its file.
 _TABLES = {True: ("Holds", "hold"), False: ("Does not hold", "refuted"), None: ("Undecided", "undecided")}
 
@@ -58,14 +57,6 @@ class Claim(NamedTuple):
         counts = [[trials(stores, self.file, each) for each in pair] for pair in pairs]
         return "; ".join(dict.fromkeys("/".join(map(str, pair)) for pair in counts if any(pair)))
 
-    def decide(self) -> str:
-        """The command that would decide it; empty where none would."""
-        study, recipe = RECIPES[self.file]
-        if recipe.decides is None:
-            return ""
-        command = f"{recipe.commands(study)[0]} {recipe.decides}" if recipe.decides else f"reproduce {self.file}"
-        return f"python -m benchmarks {command}"
-
 
 CLAIMS = [Claim(**row) for row in table("claims")]
 
@@ -104,7 +95,7 @@ class Verdict(NamedTuple):
             finding.n, self.trials, finding.difference, "; ".join(f"{p:.2g}" for p in finding.p),
             exact(self.corrected, ".3g" if (self.corrected or 0) > 0.01 else ".2g"),
             ", ".join(filter(None, [_TABLES[self.holds][0], finding.word, by_itself])),
-            finding.figure, claim.file, claim.decide() if self.holds is None else "",
+            finding.figure, claim.file,
         ]  # fmt: skip
 
 

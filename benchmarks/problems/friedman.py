@@ -26,7 +26,7 @@ from ..core.arms import Arm, compete, first_trial, variants
 from ..core.runs import check_known, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training, check_length
-from ..core.tables import Cell, Section, grouped, in_words, machine, pivot
+from ..core.tables import Cell, Section, grouped, machine, pivot
 from ..optimizers import OF_MODELS
 from ..train import FieldRun, Problem, kind_of, limit, perceptron, xavier
 
@@ -147,15 +147,13 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     rows = {method: labels[method] for method, _ in methods}
     length = next(r["settings"] for r in results if r["settings"]["optimizer"] != "gaussian-process")
     time = f"{length['seconds']:g} seconds of one core" if "seconds" in length else f"{length['steps']} steps"
-    searches = grouped(store.read("search"), setting("optimizer", "data_set", "points")).values()
-    fewest_trials = min(map(len, searches), default=0)
     caption = (
         f"Root mean squared error on {TEST:,} test points, relative to the deviation of their values; one seed, values "
         f"without noise. Tanh networks of two hidden layers of 32, or of 64 for more than {BATCH:,} points, float64, "
         f"Xavier's initialisation, {time} each, in steps of {BATCH:,} points (LBFGS: all). "
-        f"Learning rates of SOAP and Adam are the best of {in_words(fewest_trials, 'trial')}, or of more while the "
-        "best is the lowest or the highest, and fall to 0 by a cosine. The Gaussian process is "
-        f"scikit-learn's, takes its own time and has no column for many points. {machine(results[0]['environment'])}"
+        "Learning rates of SOAP and Adam are the best of three trials, or of more while the best is the lowest or the "
+        "highest, and fall to 0 by a cosine. The Gaussian process is scikit-learn's, takes its own time and has no "
+        f"column for many points. {machine(results[0]['environment'])}"
     )
     return {name: Section([pivot(["method"], rows, columns, _cells(results)), caption])}
 

@@ -78,52 +78,27 @@ NETWORKS: dict[str | None, Callable[[Method, tuple[int, ...], str], nn.Sequentia
 
 
 class Departure(NamedTuple):
-    """What is done to the pixels of both parts of the data, given the training set, and to a network's layers."""
+    """What is done to the pixels of both parts of the data, and to a network's layers."""
 
     label: str
-    inputs: Callable[[Tensor, Tensor], Tensor] = lambda pixels, train: pixels
+    inputs: Callable[[Tensor], Tensor] = lambda pixels: pixels
     layer: Callable[[Any], object] = lambda layer: None
 
 
-def _images(pixels: Tensor) -> Tensor:
-    return pixels.view(len(pixels), 3, isqrt(pixels.shape[1] // 3), -1)
-
-
-def _standardised(pixels: Tensor, train: Tensor) -> Tensor:
-    deviation, mean = torch.std_mean(_images(train), (0, 2, 3), keepdim=True)
-    return ((_images(pixels) - mean) / deviation).flatten(1)
-
-
-def _compressed(pixels: Tensor, train: Tensor) -> Tensor:
-    from torchvision.io import decode_jpeg, encode_jpeg
-
-    images = (255 * _images(pixels)).round().byte().cpu()
-    again = torch.stack([decode_jpeg(encode_jpeg(image, quality=50)) for image in images])
-    return again.to(pixels).flatten(1) / 255
-
-
-def _drawn(draw: Callable[[Tensor], Tensor]) -> Callable[[Any], object]:
-    return lambda layer: (draw(layer.weight), nn.init.zeros_(layer.bias))
-
-
-#: Name → departure; the first four are of the inputs, the rest of the layers.
+#: Name → departure.
 DEPARTURES = {
-    "centred": Departure("pixels from −1 to 1", lambda pixels, train: 2 * pixels - 1),
-    "standardised": Departure("channels of mean 0 and variance 1", _standardised),
-    "bytes": Departure("pixels from 0 to 255", lambda pixels, train: 255 * pixels),
-    "jpeg": Departure("images compressed once more, at JPEG's quality 50", _compressed),
-    "xavier": Departure("Xavier's uniform weights, biases 0", layer=_drawn(nn.init.xavier_uniform_)),
-    "he": Departure("He's normal weights, biases 0", layer=_drawn(nn.init.kaiming_normal_)),
-    "zero-bias": Departure("biases 0", layer=lambda layer: nn.init.zeros_(layer.bias)),
-    "no-bias": Departure("no biases", layer=lambda layer: layer.register_parameter("bias", None)),
+    "centred": Departure("pixels from −1 to 1", lambda pixels: 2 * pixels - 1),
+    "he": Departure(
+        "He's normal weights, biases 0",
+        layer=lambda layer: (nn.init.kaiming_normal_(layer.weight), nn.init.zeros_(layer.bias)),
+    ),
 }
 
 
 def depart(data: Dataset, name: str) -> Dataset:
     """The data with its pixels, from 0 to 1, read otherwise."""
     inputs = DEPARTURES[name].inputs
-    train, test = inputs(data.train_inputs, data.train_inputs), inputs(data.test_inputs, data.train_inputs)
-    return data._replace(train_inputs=train, test_inputs=test)
+    return data._replace(train_inputs=inputs(data.train_inputs), test_inputs=inputs(data.test_inputs))
 
 
 def take(data: Dataset, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +116,7 @@ def held_out(data: Dataset) -> Dataset:
     return Dataset(data.train_inputs[train], data.train_labels[train], data.train_inputs[test], data.train_labels[test])
 
 
-BACKENDS = ("ensemble", "loop", "jacobian")
+BACKENDS = ("ensemble", "loop")
 SCHEDULES = ("constant", "cosine")
 
 
@@ -157,8 +132,7 @@ class ImageRun(Run):
     schedule: str = "constant"  # or "cosine", from the rate to 0 over the run
     epochs: int = 20
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # each draws its own initialisation and its own order of samples
-    #: All seeds as one batched program, one after the other ("loop"), or likewise by explicit Jacobians ("jacobian").
-    backend: str = "ensemble"
+    backend: str = "ensemble"  # all seeds as one batched program; or one after the other ("loop")
     validation: bool = False  # hold out a tenth of the training set and measure accuracy on it
     weight_decay: float | None = None
     #: Start every seed from the first one's network with its hidden units rescaled at random, by e^s with s normal of
@@ -230,13 +204,6 @@ def build_models(run: ImageRun, data: Dataset) -> list[nn.Module]:
 #: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
 DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
 
-#: What they call a kind of network, before its sizes.
-NETWORK_LABELS = {
-    "cnn-pool": "convolutions and global average pooling ",
-    "cnn": "convolutions without pooling ",
-    "residual": "skips around the hidden layers of ",
-}
-
 
 def data_label(name: str) -> str:
     """What tables and figures call a data set: its name, if it has no other."""
@@ -244,11 +211,9 @@ def data_label(name: str) -> str:
 
 
 def subject(results: Sequence[Result]) -> str:
-    """Data and layer sizes of some runs, or how many networks they are of."""
-    settings = results[0]["settings"]
+    """Data of some runs, and their layer sizes where these are the same."""
     sizes = {str([r["features"], *r["settings"]["hidden"], r["classes"]]) for r in results}
-    kind = NETWORK_LABELS.get(settings.get("network"), "")
-    return f"{data_label(settings['data'])}, {kind}{sizes.pop() if len(sizes) == 1 else f'{len(sizes)} networks'}"
+    return ", ".join([data_label(results[0]["settings"]["data"]), *(sizes if len(sizes) == 1 else ())])
 
 
 def network(result: Result) -> str:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, next_ch
 from ..core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
 from ..data import load_text
 from ..methods import METHODS, Method
-from ..optimizers import OF_LANGUAGE, PACKAGES
+from ..optimizers import OF_LANGUAGE
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,6 @@ def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
     return [method.wrap(first, model, tokens), *others]
 
 
-def is_installed(method: str) -> bool:
-    """Whether the package of a method's optimizer is there."""
-    return find_spec(PACKAGES.get(str(METHODS[method].optimizer), "torch")) is not None
-
-
 def dampings(method: str, given: Iterable[float]) -> list[Any]:
     """The dampings to run a method with: None, once, if it has none."""
     return list(given) if method in METHODS and METHODS[method].damped else [None]
@@ -96,8 +90,6 @@ class History:
     train_loss: list[float | None] = field(default_factory=list)  # mean over the steps since the measurement before
     seconds: list[float] = field(default_factory=list)  # of training, evaluation left out
     test_loss: float | None = None  # on all of the test text, after the last step
-    #: RMS of the residual stream before every block and after the last, and of the logits, at the end; on validation.
-    rms: list[float | None] = field(default_factory=list)
     diverged: bool = False  # whether a loss was not finite, which ended the run
 
 
@@ -115,7 +107,6 @@ def train(run: TextRun, text: Text, watch: Watch = NOBODY) -> History:
         if trainer.history.diverged:
             return trainer.history
     trainer.history.test_loss = _finite(trainer.evaluate(_windows(text.test, run)))
-    trainer.history.rms = trainer.sizes()
     return trainer.history
 
 
@@ -170,17 +161,6 @@ class Trainer:
         total = sum(next_character_loss(self.model, part).item() * len(part) for part in parts)
         self._set_mode(training=True)
         return total / len(windows)
-
-    @torch.no_grad()
-    def sizes(self) -> list[float | None]:
-        """RMS of the residual stream before every block and after the last, and of the logits."""
-        found: list[Tensor] = []
-        seen = [*self.model.blocks, self.model.norm]
-        handles = [part.register_forward_pre_hook(lambda module, inputs: found.append(inputs[0])) for part in seen]
-        found.append(self.model(self._validation[: self.run.size.batch_size, :-1]))
-        for handle in handles:
-            handle.remove()
-        return [_finite(x.square().mean().sqrt().item()) for x in found]
 
     def _set_mode(self, *, training: bool) -> None:
         self.model.train(training)

@@ -1,4 +1,4 @@
-"""Time and memory of layers, training steps and the ensemble trainer; in another precision, or compiled, if asked."""
+"""Time and memory of layers, training steps and optimizers; in another precision, or compiled, if asked."""
 
 import re
 from collections.abc import Mapping
@@ -59,11 +59,11 @@ def _cells(row: Mapping[str, Any]) -> Row:
 
 STUDIES = {
     "speed": Study(
-        "time and memory of corrected layers and of the ensemble trainer", _run, report, SpeedOptions(),
+        "time and memory of corrected layers and of optimizers", _run, report, SpeedOptions(),
         makes=[
             Recipe(0.7),
             Recipe(0.1, "gpu-speed", ("--preset gpu --dtype bfloat16 --device cuda --only layers whitened",)),
         ],
-        data="images", smoke="--preset tiny --rounds 1 --only input-scaled --device cpu", page="docs/results/costs.md",
+        smoke="--preset tiny --rounds 1 --only input-scaled --device cpu", page="docs/results/costs.md",
     )
 }  # fmt: skip

@@ -1,29 +1,20 @@
-"""Tables of time and memory: corrected and structural layers, optimizers, and the ensemble trainer."""
+"""Tables of time and memory: corrected and structural layers, and optimizers."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Proportional, Whitened
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 from examples.gpt import PRESETS
 
-from .. import data as datasets
 from ..core.arms import label
-from ..core.runs import ratio, step
-from ..ensemble import Loops, train
-from ..optimizers import peer
-from ..problems.images import ImageRun
 from ..problems.pictures import CoordinateRun, Fit
 from ..studies.coordinates import ALL
 from ..train import ten_steps
@@ -116,20 +107,6 @@ def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Te
     return rows
 
 
-def batch_ideal() -> dict[str, Any]:
-    """BatchIdeal against the package isaac, on what that package supports: a linear layer on two-dimensional input."""
-    # Its operator is the batch-ideal one of the weight alone, times λ; its bias keeps the plain gradient.
-    rule, theirs = BatchIdeal(per_sample=False), partial(peer("Linear", "isaac"), la=1.0)
-    shapes = ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (60, 784, 1600), (2048, 512, 512))
-    layers = {shape: partial(jobs.layer, shape[:2], shape[2], linear=theirs) for shape in shapes}
-    return {
-        "of": "forward and backward of BatchIdeal; ratio to isaac.Linear",
-        "note": "Linear is (rows, in, out), float32, on the same tensors; (60, 784, 1600) is that package's own MNIST "
-        f"example. Ratios {IN_TURN}; below 1, BatchIdeal is faster. isaac {version('isaac')}.",
-        "rows": [layer_row(f"Linear {shape}", layer, rule, 60) for shape, layer in layers.items()],
-    }
-
-
 def unit_consistent() -> dict[str, Any]:
     """Steps of UnitConsistent(AdamW) against foreach AdamW's own."""
     rows = []
@@ -187,47 +164,6 @@ def input_scaled() -> dict[str, Any]:
     return _language(network, variants, {16: (60, 2), 128: (7, 2)}, "none", 1.0)
 
 
-#: Of the ensemble that DataLoader loops are timed against.
-SEEDS = 5
-
-
-def trainer() -> dict[str, Any]:
-    """One epoch of the ensemble trainer against as many runs of a DataLoader loop as it has seeds."""
-    data = ASKED.get().data
-    tensors = datasets.load(data).to(device(), torch.float32)
-    sources: dict[str, Any] = {"tensors in memory": TensorDataset(tensors[0], tensors[1])}
-    if data.startswith("imagefolder:"):
-        from torchvision.datasets import ImageFolder
-        from torchvision.transforms import ToTensor
-
-        sources["image files"] = ImageFolder(str(Path(data.removeprefix("imagefolder:")) / "train"), ToTensor())
-    rows, seeds = [], range(SEEDS)
-    for method, source in product(("none", "proportional"), sources):
-        run = ImageRun(data, method, "tanh", seeds=tuple(seeds), epochs=1, device=device())
-        loader = DataLoader(sources[source], batch_size=32, shuffle=True)
-        pairs = [(_dataloader_epoch(run, loader, tensors, s), train(run, tensors).seconds[0]) for s in seeds]
-        loops, ensembles = map(list, zip(*pairs, strict=True))
-        what, times = f"{SEEDS} DataLoader runs ({source}), {method}", ratio([SEEDS * t for t in loops], ensembles)
-        rows.append({"what": what, "time_ratio": times, "memory_ratio": None})
-    return {
-        "of": f"one epoch of {len(tensors.train_labels)} samples; ratio to the ensemble of {SEEDS} seeds",
-        "note": f"[{tensors.features}, 32, 32, {tensors.classes}], tanh, batch 32, Adam; each DataLoader run is paired "
-        "with an ensemble epoch; median and quartiles of the pairs.",
-        "rows": rows,
-    }
-
-
-def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset, seed: int) -> float:
-    """The loop as a user would write it."""
-    own = Loops(replace(run, seeds=(seed,), backend="loop"), data)
-    (model,), (optimizer,) = own.models, own.optimizers
-    start = time.perf_counter()
-    for inputs, labels in loader:
-        loss = step(model, optimizer, inputs.to(run.device).flatten(1), labels.to(run.device))
-    loss.item()
-    return time.perf_counter() - start
-
-
 def coordinates() -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
     plain = CoordinateRun("china, flower", "none")
@@ -245,5 +181,5 @@ def coordinates() -> dict[str, Any]:
 
 SUITES = {
     suite.__name__.replace("_", "-"): suite
-    for suite in (layers, structural, batch_ideal, unit_consistent, whitened, input_scaled, coordinates, trainer)
+    for suite in (layers, structural, unit_consistent, whitened, input_scaled, coordinates)
 }

@@ -23,7 +23,6 @@ Job = Callable[[], Run]
 class SpeedOptions(Options):
     """Options of this study, and how jobs are created and run."""
 
-    data: str = "digits"  # data set of the trainer comparison
     only: tuple[str, ...] = ()  # these measurements; all by default
     device: str = DEVICE  # cpu or cuda
     dtype: Literal["float32", "bfloat16"] = "float32"  # of forward passes, by autocast

@@ -5,19 +5,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..core.figure import band, panels
-from ..core.store import Result, setting
+from ..core.store import Result
 from ..core.study import Recipe, apart
 from ..core.tables import Section, estimate, exact, in_order, pivot
 from ..grids import CNN, CNN_POOL, COMPARED, PAPERS, Grid, grid_study, presets
-from ..methods import METHODS, optimizer_name
+from ..methods import METHODS
 from ..problems.images import ACTIVATIONS, BACKENDS, network, trained
-
-
-def _place(result: Result) -> tuple[int, ...]:
-    """Orders results so that what cells show comes last."""
-    backend, activation, epochs, seeds = setting("backend", "activation", "epochs", "seeds")(result)
-    return -BACKENDS.index(backend), epochs, len(seeds), -list(ACTIVATIONS).index(activation)
-
 
 #: A method and its damping, unless that is its own.
 Arm = tuple[str, float | None]
@@ -34,23 +27,14 @@ def _labels(results: Iterable[Result]) -> dict[Arm, str]:
 
 
 def _section(group: list[Result], name: str, folder: Path) -> Section:
-    """Table and figure of one protocol: data, network, batch size, rate and device.
-
-    Accuracies are those of the longest runs, of most seeds, by the first of the backends; what is shorter has its price
-    alone.
-    """
-    group = sorted(group, key=_place)
-    longest = max(map(setting("epochs"), group))
-    shown = {(_arm(r), r["settings"]["activation"]): r for r in group if setting("epochs")(r) == longest}
+    """Table and figure of one protocol: data, network, batch size, rate, length and device."""
+    group = sorted(group, key=lambda r: -list(ACTIVATIONS).index(r["settings"]["activation"]))
+    shown = {(_arm(r), r["settings"]["activation"]): r for r in group}
     settings = group[-1]["settings"]
-    methods = in_order(METHODS, map(setting("method"), group))
-    optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
-    title = f"{network(group[-1])}, {' and '.join(optimizers)} {settings['lr']:g}, {settings['device']}"
-    others = {name: settings.get(name) for name in ("schedule", "departure", "rescaled")}
-    title += "".join(f", {name} {value}" for name, value in others.items() if value not in (None, "constant"))
+    title = f"{network(group[-1])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
     _figure(shown, title, folder / f"{name}.png")
     caption = f"Test accuracy after the last epoch; time per step and seed, training only. {trained(group[-1:])}"
-    # Accuracy after the last epoch, and the cost of each path: of one step of one seed, from the median epoch.
+    # The price of one step of one seed is from the median epoch, on the first of the activations.
     columns = {each: f"{each}, %" for each in ACTIVATIONS} | {each: f"{each}, ms/step" for each in BACKENDS}
     cells = {key: estimate(result["test_accuracy"][-1]) for key, result in shown.items()}
     for r in group:
@@ -89,10 +73,8 @@ def _figure(shown: Shown, title: str, path: Path) -> None:
             both[1].set(xlim=(len(epochs) / 2, len(epochs)), ylim=(max(ends) - END, max(ends) + 0.1 * END))
 
 
-_REPORT = apart(_section, "method", "activation", "backend", "seeds", "epochs", "damping")
+_REPORT = apart(_section, "method", "activation", "backend", "seeds", "damping")
 _DIGITS = {**PAPERS, "data": "digits"}
-#: The Jacobian path is there for its price: one seed and one epoch show it.
-_PRICED = {**_DIGITS, "activation": ["tanh"], "backend": "jacobian", "seeds": 1, "epochs": 1}
 _CONVOLUTIONS: Grid = {
     "data": "cifar10", "activation": ["leaky-relu"], "backend": "loop",
     "method": [*COMPARED, "l2-patch", "l2-patch-half", "whitened-16"],
@@ -108,22 +90,22 @@ _AT_THE_TOP = ["batchnorm", "layernorm"]
 _OTHERS = [name for name in _CONVOLUTIONS["method"] if name not in _AT_THE_TOP]
 STUDIES = {
     "digits": grid_study(
-        "all methods on the embedded digits; minutes", [_DIGITS, _PRICED], _REPORT,
+        "all methods on the embedded digits; minutes", [_DIGITS], _REPORT,
         makes=[Recipe(0.02)], data="", page=_MLP_PAGE,
     ),
     "cifar10": grid_study(
-        "the same on CIFAR-10", [PAPERS], _REPORT, makes=[Recipe(0.7, decides="--seeds 10")], page=_MLP_PAGE
+        "the same on CIFAR-10", [PAPERS], _REPORT, makes=[Recipe(0.7)], page=_MLP_PAGE
     ),
     "cnn-pool": grid_study(
         "convolutions and global average pooling, Fig. 8", _CNN_POOL, _REPORT,
-        makes=[Recipe(1.0, options=_TEN_EPOCHS, decides="--seeds 10")], page=_CNN_PAGE,
+        makes=[Recipe(1.0, options=_TEN_EPOCHS)], page=_CNN_PAGE,
     ),
     "cnn": grid_study(
         "convolutions without pooling, Fig. 9", _CNN, _REPORT, page=_CNN_PAGE,
         makes=[Recipe(1.2, options=(
             f"{_TEN_EPOCHS[0]} --methods {' '.join(_OTHERS)}",
             f"{_TEN_EPOCHS[0]} --methods {' '.join(_AT_THE_TOP)} --seeds 5",
-        ), decides="--seeds 10")],
+        ))],
     ),
     "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], _REPORT),
 }  # fmt: skip

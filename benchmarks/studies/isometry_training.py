@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from adiv_optim.diagnostics import isometry, isometry_strength
 
-from ..core.figure import panels, plt
 from ..core.runs import check_known, measure, step
 from ..core.store import Result, Store, public_name, setting
 from ..core.study import Options, Recipe, Sections, Study, apart, protocols
@@ -118,72 +117,19 @@ def by_depth(results: Sequence[Result]) -> dict[int, Seeds]:
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """For every protocol and depth the figures of isometry by layer and of convergence, table and caption."""
+    """A table for every protocol and depth."""
     sections = Sections()
     for own, group, _ in protocols(store, name, "activation", "layers", "seed"):
         for number, (layers, found) in enumerate(by_depth(group).items()):
             first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
             data = data_label(first["settings"]["data"])
-            _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
-            _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
             caption = f"{data}, {layers} layers, {first['settings']['steps']} steps. {machine(first['environment'])}"
             sections[f"{name}{end}"] = Section([_table(found), caption])
     return sections
 
 
-def _layers_figure(result: Result, data: str, path: Path) -> None:
-    """Isometry of every layer's outputs, a panel before and one after training; the norms' own are shaded."""
-    settings = result["settings"]
-    names = ["at initialisation", f"after {settings['steps']} steps"]
-    title = f"Isometry of {result['samples']} samples, layer by layer: {data}, {settings['activation']}"
-    looks = {"norm": ("o", "tab:blue", "normalisation"), "fc": ("s", "0.4", "linear")}
-    looks["act"] = ("^", "tab:orange", "activation")
-    with panels(names, title, path, columns=1, height=2.8, ylabel="isometry") as axes:
-        for axis, found in zip(axes, result["isometry"].values(), strict=True):
-            values = [layer["isometry"] for layer in found]
-            axis.plot(range(len(found)), values, color="0.6", linewidth=1, zorder=1)
-            for kind, (mark, color, label) in looks.items():
-                at = [place for place, layer in enumerate(found) if layer["path"].startswith(kind)]
-                axis.plot(at, [values[place] for place in at], mark, color=color, markersize=5, label=label)
-                for place in at if kind == "norm" else ():
-                    axis.axvspan(place - 1, place, color=color, alpha=0.1, linewidth=0)
-            axis.set_xticks(range(len(found)), [layer["path"] for layer in found], rotation=90, fontsize=7)
-            axis.set_xlim(-1, len(found) - 0.5)
-        axes[0].set_ylim(bottom=0)
-
-
-def _convergence_figure(found: Seeds, data: str, path: Path) -> None:
-    """Training loss by step, and by β at the end of the first epoch and of training; means over seeds."""
-    first = next(iter(found.values()))[0]
-    colors, settings, ends = plt.get_cmap("viridis"), first["settings"], _ends(found)
-    low, high = first["strength"], list(found.values())[-1][0]["strength"]
-    title = f"Convergence: {data}, {settings['layers']} layers of {settings['width']}, SGD {settings['lr']:g}"
-    with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path) as axes:
-        for number, (activation, seeds) in enumerate(found.items()):
-            strength = seeds[0]["strength"]
-            color = colors(0.9 * (strength - low) / max(high - low, 1e-9))
-            mark, style = "os^Dv<>"[number % 7], ("-", "--", "-.", ":")[number % 4]
-            steps = range(min(WINDOW, settings["steps"]), settings["steps"] + 1)
-            curve = [statistics.fmean(_losses(seeds, step)) for step in steps]
-            label = f"{activation}, β = {strength:.3f}"
-            axes[0].plot(steps, curve, style, color=color, label=label, marker=mark, markersize=7, markevery=[-1])
-            for axis, step in zip(axes[1:], ends.values(), strict=True):
-                axis.plot(strength, statistics.fmean(_losses(seeds, step)), mark, color=color, markersize=9)
-        axes[0].set(xlabel="step", ylabel=f"training loss, mean of {WINDOW} steps")
-        for axis in axes[1:]:
-            axis.set(xlabel="isometry strength β")
-            axis.margins(x=0.2, y=0.1)
-
-
-def _ends(found: Seeds) -> dict[str, int]:
-    """Where losses are compared: while every sample is new, if that lasts long enough, and in the end."""
-    result = next(iter(found.values()))[0]
-    epoch, steps = result["training_samples"] // result["settings"]["batch_size"], result["settings"]["steps"]
-    return {"epoch 1": epoch, "training": steps} if WINDOW <= epoch < steps else {"training": steps}
-
-
-def _losses(seeds: list[Result], step: int) -> list[float]:
-    return [statistics.fmean(result["train_loss"][max(0, step - WINDOW) : step]) for result in seeds]
+def _losses(seeds: list[Result]) -> list[float]:
+    return [statistics.fmean(result["train_loss"][-WINDOW:]) for result in seeds]
 
 
 def least_gains(seeds: list[Result], stage: str) -> list[float]:
@@ -194,7 +140,7 @@ def least_gains(seeds: list[Result], stage: str) -> list[float]:
 
 
 def _table(found: Seeds) -> Table:
-    rows, ends = list[Row](), _ends(found)
+    rows = list[Row]()
     for activation, seeds in found.items():
         cells = []
         for stage in STAGES:
@@ -202,18 +148,17 @@ def _table(found: Seeds) -> Table:
             cells.append(Cell(f"{first:.3f}, {last:.3f}", {"first": first, "last": last}))
         start, trained = (min(least_gains(seeds, stage)) for stage in STAGES)
         cells.append(Cell(f"{start:+.1g}, {trained:+.1g}", {"at initialisation": start, "at the end": trained}))
-        cells += [estimate(_losses(seeds, step), 3) for step in ends.values()]
+        cells.append(estimate(_losses(seeds), 3))
         cells.append(estimate([r["test_accuracy"] for r in seeds], 1))
         rows.append([activation, exact(seeds[0]["strength"], ".4f"), *cells])
     header = ["activation", "β", "isometry after the first and the last norm", "trained"]
-    header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
+    header += ["least gain by a norm, trained", "loss, end of training", "test accuracy, %"]
     return Table(header, rows)
 
 
 def correlation(found: Seeds) -> Any:
     """Spearman's rank correlation of β with the loss at the end of training, of means over seeds."""
-    steps = _ends(found)["training"]
-    losses = [statistics.fmean(_losses(seeds, steps)) for seeds in found.values()]
+    losses = [statistics.fmean(_losses(seeds)) for seeds in found.values()]
     return spearman([seeds[0]["strength"] for seeds in found.values()], losses)
 
 

@@ -26,7 +26,7 @@ from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, m
 from ..core.tune import choose, grid
 from ..methods import METHODS
 from ..problems import language
-from ..problems.language import LANGUAGE, TextRun, dampings, final_validation_loss, is_installed, title, worth
+from ..problems.language import LANGUAGE, TextRun, dampings, final_validation_loss, title, worth
 
 #: The seeds of a line, or of a row.
 Seeds = list[Result]
@@ -128,18 +128,15 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
     if not methods:
         refuse_given(options, ("norms", "lr", "damping"), "on what the study tries; name --methods as well")
     if options.time:
-        known = (name for name, method in METHODS.items() if method.applies == "language" and is_installed(name))
-        methods = methods or tuple(known)
+        methods = methods or tuple(name for name, method in METHODS.items() if method.applies == "language")
         about = {"part": "time", "preset": options.preset, "device": options.device}
         key = f"time of {options.preset} on {options.device}"
         measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
         return
     if methods:
         searches, fixed = [Search(methods, options.norms, options.lr, options.damping)], []
-    tried = [
-        run for steps in options.steps for search in searches for run in search.runs(replace(like, steps=steps))
-        if methods or is_installed(run.method)
-    ]  # fmt: skip
+    lengths = [replace(like, steps=steps) for steps in options.steps]
+    tried = [run for length in lengths for search in searches for run in search.runs(length)]
     rows = grouped(tried, lambda run: (run.method, run.norm, run.steps)).values()
     chosen = tried
     if any(len(row) > 1 for row in rows):
@@ -321,11 +318,11 @@ _TIMES = ("", "--time")
 STUDIES = {
     # Rates that came second, where a seed goes wrong at the first, by every seed.
     "char-lm": _study(
-        "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
+        "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES),
         _SEARCHES, [("whitened-adamw-16", "none", 3e-3, 400)],
     ),
     "char-lm-2000": _study(
-        "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
+        "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES),
         [Search(["muon", "whitened-muon-16"], rates=[3e-3, 1e-2], dampings=[3.0])], steps=(2000,),
     ),
     # As long as four hundred and two thousand steps of whitening take.

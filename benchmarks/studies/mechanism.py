@@ -350,7 +350,7 @@ STUDIES = {
         "divergence along tuned runs, and whether it ranks them", _run, report, MechanismOptions(),
         makes=[  # after what they follow
             Recipe(0.05, "digits-mechanism", ("--tuned {out}/digits-tuned.jsonl",), data=""),
-            Recipe(0.6, options=("--tuned {out}/cifar10-tuned.jsonl --seeds 1",), decides=""),
+            Recipe(0.6, options=("--tuned {out}/cifar10-tuned.jsonl --seeds 1",)),
         ], data="images", page="docs/results/mlp.md",
     )
 }  # fmt: skip

@@ -17,10 +17,10 @@ from examples.gpt import NORM_LABELS, NORMS
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
-from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, mean_and_error
+from ..core.tables import Row, Section, Table, against, exact, grouped, mean_and_error
 from ..core.tune import choose, ladder
 from ..methods import METHODS
-from ..problems.language import LANGUAGE, dampings, is_installed, title
+from ..problems.language import LANGUAGE, dampings, title
 from .language import PAGE, SMOKE, TextOptions, about, loss_cell, losses_of
 
 
@@ -76,7 +76,6 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         rows, tried = grouped(results, _row), grouped(searched, _row)
         header = ["normaliser", "embeddings", "optimizer", "learning rate", "seeds", "validation loss", "test loss"]
         header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
-        header += ["RMS of the residual stream", "of the logits"]
         order = sorted(rows, key=lambda row: (
             list(NORM_LABELS).index(row.norm), DEVIATIONS.index(row.embedding_deviation),
             list(METHODS).index(row.method), row.embedding_lr or 0,
@@ -101,7 +100,7 @@ def _cells(row: Arm, rows: Mapping[Arm, list[Result]], trials: Iterable[Result])
     first = [NORM_LABELS[row.norm], embeddings, METHODS[row.method].label, rates]
     validation, test = losses_of(results)
     if math.inf in validation:
-        return [*first, str(len(results)), loss_cell(validation, 3), *[""] * 5]
+        return [*first, str(len(results)), loss_cell(validation, 3), *[""] * 3]
     beside: Row = ["", ""]
     twins = [other for other in rows if other.norm == TWIN and other.method == METHODS[row.method].optimizer]
     known = {twin: losses_of(rows[twin]) for twin in twins}
@@ -109,12 +108,7 @@ def _cells(row: Arm, rows: Mapping[Arm, list[Result]], trials: Iterable[Result])
         twin = min(known, key=lambda twin: mean_and_error(known[twin][0])[0])
         pairs = zip((validation, test), known[twin], strict=True)
         beside = ["counterpart" if twin == row else against(*pair, form="{:+.3f} ({:.2g})") for pair in pairs]
-    sizes = [[value or math.inf for value in result["rms"]] for result in results]
-    residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
-    largest = max(residual[:-1])
-    stream = Cell(f"{residual[0]:.2g} to {largest:.2g}", {"at the first block": residual[0], "largest": largest})
-    losses = [exact(len(results)), loss_cell(validation, 3), loss_cell(test, 3)]
-    return [*first, *losses, *beside, stream, exact(residual[-1], ".2g")]
+    return [*first, exact(len(results)), loss_cell(validation, 3), loss_cell(test, 3), *beside]
 
 
 @dataclass
@@ -136,7 +130,7 @@ def _study(
     def run(options: NormFreeOptions, store: Store) -> None:
         like, done = options.run(steps=options.steps, clip=options.clip), set[Arm]()
         for group in groups[: options.groups]:
-            rows = [row for row in dict.fromkeys(group) if row not in done and is_installed(row.method)]
+            rows = [row for row in dict.fromkeys(group) if row not in done]
             done.update(rows)
             ladders = []
             for row in rows:
@@ -147,7 +141,7 @@ def _study(
             seeds = range(1, options.seeds + 1)
             run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
 
-    makes = [Recipe(hours, decides="--seeds 10")]
+    makes = [Recipe(hours)]
     return Study(help, run, report, NormFreeOptions(**defaults), makes=makes, data="text", smoke=smoke, page=PAGE)
 
 

@@ -3,23 +3,22 @@
 import statistics
 from collections import defaultdict
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..core.figure import band, bars, panels, shade
-from ..core.store import Result, setting
+from ..core.figure import bars, panels
+from ..core.store import Result
 from ..core.study import UNTRIED, Recipe, Report, Study, apart
-from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, in_order, pivot
+from ..core.tables import Section, estimate, pivot
 from ..grids import OF_PAPER, PAPERS, SMOKE, Grid, grid_study, presets
 from ..methods import METHODS
-from ..optimizers import OF_PARAMETERS
-from ..problems.images import network, subject, trained
+from ..problems.images import subject, trained
 
 #: What columns and horizontal axes are → its label there.
 ALONG = {
     "width": "width of the hidden layers", "depth": "hidden layers", "batch": "batch size", "rate": "learning rate",
-    "gain": "factor on all parameters at first", "method": "",
+    "gain": "factor on all parameters at first", "rescaled": "σ of the log-scales", "method": "",
 }  # fmt: skip
 #: What tells panels of a figure apart, and groups of rows of a table → what their names say of it.
 _PANEL = {"activation": "{}", "optimizer": "{}", "batch": "batch {}", "depth": "{} hidden", "width": "width {}"}
@@ -28,7 +27,7 @@ _MLP_PAGE, _UC_PAGE = "docs/results/mlp.md", "docs/results/unit-consistency.md"
 
 def sweep(along: str) -> Report:
     """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
-    within = "method", "activation", "optimizer", "hidden", "batch_size", "lr", "gain", "backend"
+    within = "method", "activation", "optimizer", "hidden", "batch_size", "lr", "gain", "rescaled", "backend"
     return apart(partial(_section, along), *within)
 
 
@@ -71,22 +70,24 @@ def _section(along: str, results: list[Result], name: str, folder: Path) -> Sect
     title = f"{subject(results)}, {settings['activation']}, {length}"
     if label:
         title += f": accuracy by {label}"
-        _figure(found, label, title, folder / f"{name}.png")
+        _figure(found, along, title, folder / f"{name}.png")
     caption = f"Mean ± standard error, at the best of the rates that there are. {trained(results)}"
     return Section([f"**{title}**", table, caption])
 
 
-def _figure(found: Cells, label: str, title: str, path: Path) -> None:
-    with panels(list(found), title, path, xlabel=label, xscale="log", ylabel="accuracy, %") as axes:
+def _figure(found: Cells, along: str, title: str, path: Path) -> None:
+    scale = "linear" if along == "rescaled" else "log"  # the deviations begin at 0
+    with panels(list(found), title, path, xlabel=ALONG[along], xscale=scale, ylabel="accuracy, %") as axes:
         for axis, methods in zip(axes, found.values(), strict=True):
             for name, by_place in methods.items():
                 bars(axis, {place: best(by_place[place]) for place in sorted(by_place)}, METHODS[name])
             places = sorted({place for by_place in methods.values() for place in by_place})
-            axis.set_xscale("log")
-            # One that is close behind another would be written over it.
-            pairs = pairwise([0.0, *places])
-            axis.set_xticks(places, [f"{place:g}" if place > 1.2 * before else "" for before, place in pairs])
-            axis.minorticks_off()
+            axis.set_xscale(scale)
+            if len(places) <= 7:  # of more the labels would touch
+                # One that is close behind another would be written over it.
+                pairs = pairwise([-1.0, *places])
+                axis.set_xticks(places, [f"{place:g}" if place > 1.2 * before else "" for before, place in pairs])
+                axis.minorticks_off()
 
 
 _SWEPT: Grid = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "seeds": 3, "validation": True}
@@ -114,60 +115,6 @@ _ONE: Grid = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "res
 _RESCALED: list[Grid] = [
     {**_ONE, "optimizer": optimizer, "method": name, "lr": lr} for name, optimizer, lr in _BEST if name in _SWEEPS
 ]
-
-#: Rates count as good if they come this near to the best one, in points.
-NEAR = 2.0
-
-
-def _sweep(results: list[Result], name: str, folder: Path) -> Section:
-    """Heading, table, figure and caption."""
-    settings = results[0]["settings"]
-    found = grouped(sorted(results, key=setting("lr")), setting("optimizer", "method"))
-    optimizers = in_order(OF_PARAMETERS, map(setting("optimizer"), results))
-    ylabel = f"{'held-out' if settings.get('validation') else 'test'} accuracy, %"
-    heading = f"{network(results[0])}, {settings['activation']}, accuracy by learning rate"
-    title, path, rows = f"{heading}, {settings['epochs']} epochs", folder / f"{name}.png", list[Row]()
-    with panels(optimizers, title, path, xlabel="learning rate", xscale="log", ylabel=ylabel) as axes:
-        for axis, optimizer in zip(axes, optimizers, strict=True):
-            for method in in_order(METHODS, (key[1] for key in found if key[0] == optimizer)):
-                curve = {r["settings"]["lr"]: r["test_accuracy"][-1] for r in found[optimizer, method]}
-                look = METHODS[method]
-                band(axis, list(curve), list(curve.values()), "o-", markersize=4, color=look.color, label=look.label)
-                # A run that diverged to NaN counts as guessing does.
-                means = {rate: statistics.fmean(found) for rate, found in curve.items()}
-                top = max(means, key=means.__getitem__)
-                near = ", ".join(f"{rate:g}" for rate, mean in means.items() if mean >= means[top] - NEAR)
-                rows.append([optimizer, look.label, exact(top), estimate(curve[top]), near])
-    header = ["optimizer", "method", "best learning rate", "accuracy there, %", f"others within {NEAR:g} points"]
-    return Section([f"**{heading}**", Table(header, rows), f"Mean ± standard error over seeds. {trained(results)}"])
-
-
-def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
-    """Heading, table, figure and caption."""
-    settings, rows, cells = results[0]["settings"], dict[Any, Row](), dict[Any, Cell]()
-    found = grouped(sorted(results, key=setting("rescaled")), setting("optimizer", "method"))
-    sigmas = sorted({r["settings"]["rescaled"] for r in results})
-    heading = f"{network(results[0])}, {settings['activation']}, hidden units rescaled at random"
-    with panels([f"{settings['epochs']} epochs"], heading, folder / f"{name}.png") as (axis,):
-        for optimizer, method in product(OF_PARAMETERS, METHODS):
-            if runs := found.get((optimizer, method)):
-                gauges = {r["settings"]["rescaled"]: r["test_accuracy"][-1] for r in runs}
-                label, color = f"{METHODS[method].label}, {optimizer}", METHODS[method].color
-                style = {"sgd": "-", "momentum": ":", "adam": "--"}[optimizer]
-                means = [statistics.fmean(each) for each in gauges.values()]
-                axis.plot(list(gauges), means, style, marker="o", markersize=4, color=color, label=label)
-                low, high = ([end(each) for each in gauges.values()] for end in (min, max))
-                shade(axis, list(gauges), low, high, color, "band: lowest to highest gauge")
-                rows[label] = [label, exact(runs[-1]["settings"]["lr"])]
-                for sigma, values in gauges.items():
-                    mean, ends = statistics.fmean(values), {"lowest": min(values), "highest": max(values)}
-                    text = f"{mean:.2f} ({ends['lowest']:.2f} to {ends['highest']:.2f})"
-                    cells[label, sigma] = Cell(text, {"": mean, **ends, "n": len(values)})
-        axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
-    caption = f"Test accuracy: mean over gauges, the lowest and the highest. {trained(results)}"
-    columns = {sigma: f"σ = {sigma:g}" for sigma in sigmas}
-    return Section([f"**{heading}**", pivot(["method, optimizer", "learning rate"], rows, columns, cells), caption])
-
 
 _PROPORTIONS = [
     "none", "l2norm", "affine-like", *(f"affine-like-{beta:g}" for beta in (0.25, 0.5, 2.0, 4.0)),
@@ -245,7 +192,7 @@ _WHOLE = {
 def _study(name: str) -> Study:
     setting, help, hours, grids, shorter = _PROTOCOLS[name]
     lengths = {**presets(*grids), "reduced": shorter}
-    makes, page = [Recipe(hours, options=("--preset reduced",), decides="")], _UC_PAGE if "uc-" in name else _MLP_PAGE
+    makes, page = [Recipe(hours, options=("--preset reduced",))], _UC_PAGE if "uc-" in name else _MLP_PAGE
     for hours, own, widths in _WHOLE.get(name, ()):
         makes.append(Recipe(hours, own, [f"--preset reduced --epochs 100 --device cuda --hidden {w}" for w in widths]))
     return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
@@ -256,7 +203,6 @@ _DEFAULTS = {
     "data": "digits", "method": ["none", "batch-ideal-default"], "activation": ["tanh"], "optimizer": "sgd",
     "lr": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], "batch_size": [8, 32, 128], "epochs": 10, "seeds": 3,
 }  # fmt: skip
-_WITHIN = "optimizer", "method", "lr", "rescaled", "backend"
 STUDIES = {
     "rates": grid_study(
         "rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate"),
@@ -264,11 +210,10 @@ STUDIES = {
     ),
     **{name: _study(name) for name in _PROTOCOLS},
     "uc-sweep": grid_study(
-        "unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN),
-        makes=[Recipe(1.1, decides="--seeds 10")], page=_UC_PAGE,
+        "unit-consistent optimizers over learning rates", _SWEEP, sweep("rate"), makes=[Recipe(1.1)], page=_UC_PAGE
     ),
     "uc-rescaled": grid_study(
-        "one network in several gauges", _RESCALED, apart(_rescaled, *_WITHIN),
-        makes=[Recipe(0.8)], page=_UC_PAGE, smoke=f"{SMOKE} --lr 0.1 --rescaled 0.5 --batch-size 8",
+        "one network in several gauges", _RESCALED, sweep("rescaled"), makes=[Recipe(0.8)], page=_UC_PAGE,
+        smoke=f"{SMOKE} --lr 0.1 --rescaled 0.5 --batch-size 8",
     ),
 }  # fmt: skip

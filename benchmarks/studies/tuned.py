@@ -218,7 +218,7 @@ STUDIES = {
     ),
     "cnn-pool-tuned": _pairs_study(
         "convolutions and global average pooling, rates and damping tuned", {**CNN_POOL, **_CONVOLUTIONS},
-        Recipe(3.2, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"),
+        Recipe(3.2, options=("", _SOAP_CNN, _MORE)),
         Recipe(1.0, "cnn-centred", (_CENTRED_CNN,)), page="docs/results/convolutions.md",
     ),
     "mlp-tuned": _pairs_study(
@@ -229,9 +229,5 @@ STUDIES = {
     "mlp-one-row": _pairs_study("per-row corrections where one row makes them exact", _ONE_ROW, Recipe(0.06)),
     "digits-optimizers": _pairs_study(
         "ten methods and two wrappers on digits, rates and damping tuned", _DIGIT_PAIRS, Recipe(0.07), data=""
-    ),
-    "mlp-wide-tuned": _pairs_study(
-        "the same for three hidden layers of 128", {**_MLP, "hidden": (128, 128, 128)},
-        Recipe(0.7, options=("--activations tanh --methods affine-like --optimizers muon --seeds 3",)),
     ),
 }  # fmt: skip

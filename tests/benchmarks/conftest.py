@@ -50,10 +50,6 @@ def reported(folder, study, results):
     return {name: section.text for name, section in sections.items()}
 
 
-def is_drawn(path):
-    return path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-
-
 @pytest.fixture(scope="module")
 def few():
     """A small data set called "few", a batch of it for studies of isometry."""
@@ -71,26 +67,13 @@ def few():
 
 
 @pytest.fixture(autouse=True)
-def _figures(request, monkeypatch):
-    """Leave files of figures empty where a test does not ask for `drawn`: drawing takes longer than the rest."""
+def _figures(monkeypatch):
+    """Leave files of figures empty: drawing takes longer than the rest."""
 
     def leave_empty(figure: Figure, path: Path, **options: Any) -> None:
         path.write_bytes(b"")
 
-    if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(Figure, "savefig", leave_empty)
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """Draw figures, of few dots and with what they hold where it is, for a test that looks at them."""
-    savefig = Figure.savefig
-
-    def draw(figure: Figure, path: Path, **options: Any) -> None:
-        figure.set_layout_engine("none")  # moving it about takes as long as drawing it
-        savefig(figure, path, **{**options, "dpi": 40})
-
-    monkeypatch.setattr(Figure, "savefig", draw)
+    monkeypatch.setattr(Figure, "savefig", leave_empty)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import time
-import urllib.error
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,7 @@ COMPARE, TEXT, DEPTH = "compare --device cpu", "char-lm --preset tiny --device c
 #: A command and a part of its one line; FILE is a file of the text that stands last, or of none; HERE is this file.
 MISTAKES = {
     "seeds": (f"{COMPARE} --seeds 0", "--seeds is 0; it must be positive"),
-    "seconds": ("bench --seconds -1", "--seconds is -1.0; it must be positive"),
+    "seconds": ("bench --seconds -1", "--seconds is -1; it must be positive"),
     "minutes": ("gpu --minutes -5", "--minutes is -5.0; it must be positive"),
     "lr": (f"{COMPARE} --lr inf", "--lr is inf; it must be positive and finite"),
     "name": (f"{COMPARE} --name a/b", "--name is 'a/b'; it names a file in the folder --out"),
@@ -103,18 +102,10 @@ MISTAKES = {
     "no-file": (f"{COMPARE} --method-file FILE", "No such file or directory: 'FILE'", None),
     "no-text": (f"{TEXT} --data /nowhere/text", "--data /nowhere/text: there is no such file"),
     "activation": (f"{DEPTH} --activations swish", "unknown activation 'swish'; known are sigmoid, SELU"),
-    "equation": ("equations --equation nosuch", "unknown equation 'nosuch'; known are "),
-    "solver": ("equations --optimizer nosuch", "unknown optimizer 'nosuch'; known are gauss-newton"),
-    "width": ("equations --width 30", "unknown width 30; known are 20, 50"),
     "nothing-to-run": ("equations --optimizer random-features --width 20", "nothing to run with these options"),
     "trials": ("digits-optimizers --trials 2", "--trials has no effect on this study; leave it out"),
     "search-epochs": ("cifar10-trials --search-epochs 1", "--search-epochs has no effect on this study"),
     "norms": (f"{TEXT} --norms layernorm", "--norms has no effect on what the study tries; name --methods"),
-    "network": ("coordinates --network nosuch", "unknown network 'nosuch'; known are relu, siren, wide"),
-    "surrogate": ("surrogates --optimizers nosuch", "unknown optimizer 'nosuch'; known are adam, soap, muon"),
-    "data-set": ("surrogates --data-sets nosuch", "unknown data set 'nosuch'; known are burgers"),
-    "arm": ("streams --arms nosuch", "unknown arm 'nosuch'; known are sgd, clipped"),
-    "friedman": ("friedman --optimizers nosuch --points 30", "unknown optimizer 'nosuch'; known are soap"),
     "nothing-to-follow": ("mechanism --tuned FILE", "has no runs to follow", None),
     "recipe": ("reproduce fig99", "unknown results 'fig99'; known are"),
     "cuda": ("compare --device cuda", ". --device cpu works everywhere."),
@@ -137,11 +128,7 @@ def test_mistakes_are_one_line(name, tmp_path, capsys):
     assert error.count("\n") == 1
 
 
-LENGTHS = [
-    ("bench", {"time_of": 2}), ("bench", {"seconds": 1.0}), ("bench", {"epochs": 20, "seeds": [1]}),
-    ("fourier", {"time_of": 2}), *((name, {"steps": 2}) for name in ("friedman", "equations", "streams", "tabular")),
-    ("surrogates", {"steps": 2}),
-]  # fmt: skip
+LENGTHS = [("bench", {"epochs": 20, "seeds": [1]}), ("fourier", {"time_of": 2}), ("streams", {"steps": 2})]
 
 
 @pytest.mark.parametrize(("study", "settings"), LENGTHS)
@@ -151,43 +138,14 @@ def test_runs_of_two_lengths_are_not_put_into_one_file(study, settings, tmp_path
     assert f"{study}.jsonl has runs of another length ({next(iter(settings))} " in capsys.readouterr().err
 
 
-UNREAD = {
-    "digits-optimizers": ["--estimate", "--preset paper", "--lr 1", "--damping 1", "--schedule constant"],
-    "report": ["--name mine"], "reproduce": ["--name mine"],
-    "gpu": ["--name mine", "--threads 1", "--method-file mine.py"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("command", "option"), [(name, option) for name in UNREAD for option in UNREAD[name]])
+@pytest.mark.parametrize(
+    ("command", "option"), [("digits-optimizers", "--lr 1"), ("report", "--name mine"), ("gpu", "--threads 1")]
+)
 def test_commands_lack_options_that_they_do_not_read(command, option, capsys):
     with pytest.raises(SystemExit) as ended:
         main([command, *option.split()])
     assert ended.value.code == 2
     assert f"Unrecognized options: {option.split()[0]}" in " ".join(capsys.readouterr().err.split())
-
-
-def test_table1_says_how_long_the_rest_takes(tmp_path, capsys):
-    smoke = ["table1", "--epochs", "1", "--seeds", "1", "--methods", "none", "--activations", "tanh", "--device", "cpu"]
-    smoke += ["--data", "digits", "--out", str(tmp_path), "--threads", "1"]
-    assert main([*smoke, "--batch-size", "64"]) == 0
-    assert "0 of 1 runs are in" in capsys.readouterr().out
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert main([*smoke, "--estimate"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "1 of 5 runs are in" in printed
-    assert re.search(r"the other 4 will take about \d+ (seconds|minutes)", printed)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-
-
-def test_download_without_a_network_is_one_line(tmp_path, monkeypatch, capsys):
-    def unreachable(*arguments, **options):
-        raise urllib.error.URLError("Name or service not known")
-
-    monkeypatch.setattr("torchvision.datasets.CIFAR10", unreachable)
-    assert main([*SMALL, "--data", "cifar10", "--download", "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "cannot be fetched (<urlopen error Name or service not known>)" in error
-    assert error.count("\n") == 1
 
 
 def test_help_has_the_text_of_every_option(capsys):
@@ -203,23 +161,13 @@ def test_log_without_its_package_is_one_line(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-TEXTS = ["char-lm", "--norms", "none", "--steps", "2", "--seeds", "1", "--preset", "tiny", "--device", "cpu"]
-
-
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("command", "method", "tags"),
-    [
-        (SMALL, "none", {"train loss/0", "train loss/1", "accuracy/0", "accuracy/1"}),
-        (TEXTS, "adamw", {"train loss", "validation loss"}),
-    ],
-    ids=["images", "language"],
-)
-def test_log_holds_losses_of_every_run(command, method, tags, tmp_path):
+def test_log_holds_losses_of_every_run(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    assert main([*command, "--methods", method, "--log", "tensorboard", "--out", str(tmp_path)]) == 0
-    (folder,) = (tmp_path / f"{command[0]}.tensorboard").iterdir()
-    assert folder.name.startswith(method)
+    assert main([*SMALL, "--methods", "none", "--log", "tensorboard", "--out", str(tmp_path)]) == 0
+    (folder,) = (tmp_path / "compare.tensorboard").iterdir()
+    assert folder.name.startswith("none")
     events = accumulator.EventAccumulator(str(folder)).Reload()
+    tags = {f"{name}/{seed}" for name in ("train loss", "accuracy") for seed in "01"}
     assert set(events.Tags()["scalars"]) == tags
     assert all(math.isfinite(event.value) for tag in tags for event in events.Scalars(tag))

@@ -96,11 +96,7 @@ def test_observations_stay_and_have_one_percent_of_noise():
     assert problem.error(problem.model()) == pytest.approx(9.0)  # 0.5 for 0.05
 
 
-def test_arms_of_every_kind_train():
-    run = EquationRun("", "none", optimizer="gauss-newton", hidden=8, steps=15)
-    assert "lr" not in run.settings()
-    solved = train(run, Solver(run)).error
-    assert solved[-1] < 0.5 * solved[0]
+def test_counted_rows_change_a_run():
     whitened = EquationRun("", "whitened", damping=0.01, lr=0.01, hidden=8, steps=5)
     runs = [replace(whitened, rows=rows) for rows in (None, DERIVATIVES)]
     plain, counted = (train(run, Solver(run)).error for run in runs)

@@ -8,7 +8,6 @@ from sklearn.datasets import make_friedman1
 from torch import nn
 from torch.func import vmap
 
-from benchmarks.core.arms import compared_by
 from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon
 from benchmarks.problems import friedman, pictures, regression
@@ -91,12 +90,6 @@ def test_run_of_seconds_ends_after_them_and_one_that_breaks_down_says_so():
     assert train(run, Fit(run)).error[-1] is None
     with pytest.raises(ValueError, match="a run has one of them"):
         FieldRun("", "none", steps=3, seconds=1.0)
-
-
-def test_time_is_drawn_where_one_computer_ran_all_arms():
-    here, there = ({"environment": {"processor": name}} for name in ("here", "there"))
-    assert list(compared_by([here, here])) == ["steps", "seconds"]
-    assert list(compared_by([here, there])) == ["steps"]
 
 
 def test_regret_is_of_dampings_whose_runs_are_all_there():

@@ -1,7 +1,6 @@
 """The isometry benchmark: results are whole, theory holds in them, and figures and tables come from the files alone."""
 
 import math
-from itertools import islice
 
 import pytest
 import torch
@@ -60,12 +59,6 @@ def test_exp_without_normalising_leaves_the_range_of_numbers():
     assert found["layernorm"][6] is not None
 
 
-def test_centring_that_leaves_rounding_alone_is_no_number():
-    nearly_constant = 0.5 + 1e-13 * torch.randn(3, 50, dtype=torch.float64)
-    assert depth._finished(depth._centred, nearly_constant).isnan().all()
-    assert depth._finished(depth._centred, torch.randn(3, 50)).isfinite().all()
-
-
 def test_limit_is_the_arc_cosine_kernel_of_relu():
     correlation = torch.tensor([[1.0, 0.6], [0.6, 1.0]], dtype=torch.float64)
     angle = math.acos(0.6)
@@ -85,20 +78,6 @@ def test_training_measures_every_layer_but_the_outputs_at_both_ends(trained):
         assert (len(result["train_loss"]), result["samples"]) == (4, 16)
     # Behind the first linear layer: the same weights for all.
     assert len({result["isometry"]["start"][1]["isometry"] for result in trained}) == 1
-
-
-def test_batches_hold_every_sample_once_an_epoch():
-    epoch = torch.cat(list(islice(training.batches(20, 6, seed=0), 3)))
-    assert len(epoch.unique()) == 18
-    again = torch.cat(list(islice(training.batches(20, 6, seed=0), 6)))
-    assert torch.equal(again[:18], epoch)
-    assert not torch.equal(again[18:], epoch)
-
-
-def test_fewer_samples_than_a_batch_are_refused(few, monkeypatch):
-    monkeypatch.setattr(training, "BATCH_SIZE", 65)
-    with pytest.raises(ValueError, match="few has 64 training samples, fewer than a batch of 65"):
-        training.train("tanh", "few", 2, [40] * 10)
 
 
 def test_widths_are_compared_on_the_same_samples(few, tmp_path, monkeypatch, capsys):

@@ -7,11 +7,10 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from benchmarks import optimizers
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.methods import METHODS
-from benchmarks.optimizers import PACKAGES, matrices
+from benchmarks.optimizers import matrices
 from benchmarks.problems.language import (
     TextRun,
     Trainer,
@@ -19,7 +18,6 @@ from benchmarks.problems.language import (
     build_model,
     build_optimizers,
     dampings,
-    is_installed,
     train,
 )  # fmt: skip
 from benchmarks.studies.language import curve
@@ -31,7 +29,7 @@ from .conftest import STORES, reported
 ADAMW = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-2, steps=6, preset="tiny")
 BATCH_IDEAL = replace(ADAMW, method="batch-ideal-adamw", damping=0.3)
 NAMES = [
-    pytest.param(name, marks=[pytest.mark.integration] * (method.optimizer in PACKAGES), id=name)
+    pytest.param(name, marks=[pytest.mark.integration] * (method.optimizer not in ("adamw", "muon", "sgd")), id=name)
     for name, method in METHODS.items()
     if method.applies == "language"
 ]
@@ -69,12 +67,6 @@ def test_loss_that_is_not_finite_ends_the_run_and_is_recorded(sample):
     json.dumps(asdict(history), allow_nan=False)
 
 
-def test_training_sets_the_rate(sample):
-    trainer = Trainer(replace(ADAMW, method="sgd", steps=100), sample)
-    trainer.step(1, next(batches(ADAMW, sample.train)))
-    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2 * ADAMW.lr)
-
-
 def test_norm_does_not_change_what_is_drawn(sample):
     weights = [matrices(build_model(replace(ADAMW, norm=norm), len(sample.vocabulary))) for norm in NORMS]
     assert all(torch.equal(a, b) for other in weights[1:] for a, b in zip(weights[0], other, strict=True))
@@ -82,8 +74,7 @@ def test_norm_does_not_change_what_is_drawn(sample):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_optimizers_hold_every_parameter_once_and_train(name, sample):
-    if not is_installed(name):
-        pytest.skip("its package is not installed")
+    pytest.importorskip({"kfac": "singd", "schedulefree": "schedulefree"}.get(METHODS[name].optimizer, "torch"))
     run, model = replace(ADAMW, method=name, damping=dampings(name, [1.0])[0]), GPT(PRESETS["tiny"], 11, "layernorm")
     optimizers = build_optimizers(model, run)
     held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -109,21 +100,10 @@ def test_schedule_free_is_measured_at_its_average(sample):
     assert not all(torch.allclose(a, b, atol=1e-6) for a, b in zip(where_it_trains, now, strict=True))
 
 
-def test_missing_package_is_named(monkeypatch, sample):
-    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"'SOAP' needs the package pytorch_optimizer; pip install '\.\[peers\]'"):
-        train(replace(ADAMW, method="soap"), sample)
-
-
 def test_damping_is_the_runs(sample):
     for method in ("batch-ideal-adamw", "whitened-adamw"):
         one, other = (train(replace(BATCH_IDEAL, method=method, damping=damping), sample) for damping in (0.01, 10.0))
         assert one.train_loss[-1] != other.train_loss[-1]
-
-
-def test_text_shorter_than_a_window_is_refused():
-    with pytest.raises(ValueError, match="a part of the text has 3 characters, fewer than one window's 9"):
-        train(ADAMW, text.split("abcdefghij" * 3))
 
 
 @pytest.mark.parametrize("method", ["adamw", "muon"])
@@ -143,27 +123,12 @@ def test_embeddings_have_a_rate_of_their_own_where_it_is_asked_for(method):
         assert own[name] == pytest.approx(0.5 if "embedding" in name else step, rel=1e-4), name
 
 
-def test_embeddings_are_drawn_as_asked_and_nothing_else_changes():
-    run = TextRun("t", "adamw", "none", 1e-2, preset="tiny")
-    plain, wide = (build_model(replace(run, embedding_deviation=deviation), 11) for deviation in (None, 1.0))
-    for (name, p), q in zip(plain.named_parameters(), wide.parameters(), strict=True):
-        assert torch.allclose(q, 50 * p if name.endswith("embedding.weight") else p), name
-
-
 def test_gradients_are_cut_to_the_norm(sample):
     run = TextRun(text.DEFAULT, "sgd", "none", 1e-2, preset="tiny", clip=1e-3)
     trainer = Trainer(run, sample)
     trainer.step(1, sample.train[:36].view(4, 9))
     norms = [p.grad.norm() for p in trainer.model.parameters()]
     assert torch.stack(norms).norm() == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_sizes_are_those_of_the_residual_stream_and_the_logits(sample):
-    run = TextRun(text.DEFAULT, "adamw", "none", 1e-9, steps=1, preset="tiny", embedding_deviation=1.0)
-    rms = train(run, sample).rms
-    assert len(rms) == 3  # before its one block, after it, logits
-    assert rms[0] == pytest.approx(math.sqrt(2), rel=0.1)  # a token and a position, of variance 1 each
-    assert rms[2] < 0.2
 
 
 def test_a_search_keeps_scores_alone_and_steps_are_timed(tmp_path, file):

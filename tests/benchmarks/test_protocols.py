@@ -13,7 +13,7 @@ from benchmarks.data import Dataset
 from benchmarks.ensemble import epoch_orders, train
 from benchmarks.grids import OF_PAPER
 from benchmarks.methods import METHODS
-from benchmarks.problems.images import DEPARTURES, ImageRun, build_model, depart
+from benchmarks.problems.images import ImageRun, build_model, depart
 from benchmarks.studies import isometry_training
 
 PATCHES = ["l2-patch", "l2-patch-half"]
@@ -159,37 +159,6 @@ def test_planted_deviations_from_the_papers_are_noticed(tmp_path, monkeypatch):
     assert difference(runs["layernorm"], 12) > 1e-6
 
 
-#: Study → hidden layers, activations, batch sizes, as the papers have them.
-WIDTHS = {(width,) * layers for layers in (1, 3) for width in (16, 32, 64, 128)}
-BOTH = {"tanh", "leaky-relu"}
-PAPERS = {
-    "table1": ({(32, 32)}, BOTH, {8, 16, 32, 64, 128}),
-    "fig2": (WIDTHS, {"tanh"}, {32}),
-    "fig3": (WIDTHS, {"leaky-relu"}, {32}),
-    "fig4": ({(width, width) for width in (1, 2, 4, 8, 16, 32, 64, 128, 256)}, BOTH, {32}),
-    "fig5": (WIDTHS, {"identity"}, {32}),
-    "cnn-pool": ({(16, 32, 32)}, {"leaky-relu"}, {32}),
-    "cnn": ({(16, 32, 32, 32, 32)}, {"leaky-relu"}, {32}),
-    "depth": ({(32,) * 2, (32,) * 5, (32,) * 10}, BOTH, {32}),
-}
-
-
-@pytest.mark.parametrize("study", PAPERS)
-def test_presets_have_the_papers_sizes(study, tmp_path):
-    runs = planned(study, "--preset", "paper", tmp_path=tmp_path)
-    hidden, activations, batches = PAPERS[study]
-    assert {run.hidden for run in runs} == hidden
-    assert {run.activation for run in runs} == activations
-    assert {run.batch_size for run in runs} == batches
-    assert {run.method for run in runs} >= set(OF_PAPER)
-    assert {(run.epochs, len(run.seeds), run.optimizer, run.lr, run.schedule) for run in runs} == {
-        (100, 5, "adam", 0.001, "constant")
-    }
-    shorter = planned(study, "--preset", "reduced", tmp_path=tmp_path)
-    assert {(run.hidden, run.activation) for run in shorter} <= {(run.hidden, run.activation) for run in runs}
-    assert all(run.epochs < 100 and len(run.seeds) in (3, 5) for run in shorter)
-
-
 def test_isometry_trains_norm_linear_activation(tmp_path):
     torch.manual_seed(0)
     model = isometry_training.network("tanh", 300, 10, [200] * 10).double()
@@ -210,25 +179,12 @@ def test_isometry_trains_norm_linear_activation(tmp_path):
 
 
 def test_a_departure_changes_what_it_says_and_nothing_else():
-    data, run = images(3072).to("cpu", torch.float32), ImageRun("", "none", "tanh")
-    data = data._replace(train_inputs=data.train_inputs**2, test_inputs=data.test_inputs**2)
-    inputs = {name: depart(data, name) for name in DEPARTURES}
-    layers = {name: build_model(replace(run, departure=name), data, SEED)[0] for name in DEPARTURES}
-    plain = build_model(run, data, SEED)[0]
-    for name in ("xavier", "he", "zero-bias", "no-bias"):
-        assert inputs[name] == data
-    for name in ("centred", "standardised", "bytes", "jpeg"):
-        assert torch.equal(layers[name].weight, plain.weight)
-        assert torch.equal(inputs[name].train_labels, data.train_labels)
-    assert torch.equal(inputs["centred"].test_inputs, 2 * data.test_inputs - 1)
-    assert torch.equal(inputs["bytes"].test_inputs, 255 * data.test_inputs)
-    channels = inputs["standardised"].train_inputs.view(32, 3, -1).transpose(0, 1).flatten(1)
-    assert torch.allclose(channels.mean(1), torch.zeros(3), atol=1e-5)
-    assert torch.allclose(channels.std(1), torch.ones(3), atol=1e-5)
-    changed = (inputs["jpeg"].test_inputs - data.test_inputs).abs()
-    assert 0.01 < changed.mean() < 0.3
-    assert layers["xavier"].weight.std().item() == pytest.approx((2 / (3072 + 32)) ** 0.5, rel=0.02)
-    assert layers["he"].weight.std().item() == pytest.approx((2 / 3072) ** 0.5, rel=0.02)
-    assert all(not layers[name].bias.any() for name in ("xavier", "he", "zero-bias"))
-    assert layers["no-bias"].bias is None
+    data, run = images(3072), ImageRun("", "none", "tanh")
+    centred, he = depart(data, "centred"), depart(data, "he")
+    assert he == data
+    assert torch.equal(centred.test_inputs, 2 * data.test_inputs - 1)
+    plain, same, drawn = (build_model(replace(run, departure=name), data, SEED)[0] for name in (None, "centred", "he"))
+    assert torch.equal(same.weight, plain.weight)
+    assert drawn.weight.std().item() == pytest.approx((2 / 3072) ** 0.5, rel=0.02)
+    assert not drawn.bias.any()
     assert plain.bias.any()

@@ -4,21 +4,15 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from adiv_optim import BatchIdeal, functional
 from benchmarks.__main__ import main
-from benchmarks.core.runs import interleaved, ratio
+from benchmarks.core.runs import interleaved
 from benchmarks.core.store import Store
 from benchmarks.speed import gauss_newton, jobs, timing
 from benchmarks.speed.timing import peak_memory
 
 MEBIBYTE = 2**20
-
-
-def test_ratio_is_taken_round_by_round():
-    found = ratio([2.0, 6.0, 12.0], [1.0, 2.0, 3.0])
-    assert found == {"median": 3.0, "quartiles": [2.0, 4.0], "rounds": 3}
 
 
 def test_everything_is_timed_once_per_round():
@@ -40,20 +34,6 @@ def test_peak_memory_sees_the_highest_moment():
         return run
 
     assert 5 * MEBIBYTE <= peak_memory(job) < 5 * MEBIBYTE + 2**16
-
-
-def test_structural_layers_are_timed_in_training_with_all_their_gradients():
-    module, seen = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), []
-    module.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_input[0]))
-    run = jobs.module(module, torch.randn(2, 2, 5, 5))
-    before = module[1].num_batches_tracked.item()
-    run()
-    once = [parameter.grad.clone() for parameter in module.parameters()]
-    run()
-    assert module[1].num_batches_tracked == before + 2
-    assert all(grad_input.any() for grad_input in seen)
-    for parameter, grad in zip(module.parameters(), once, strict=True):
-        torch.testing.assert_close(parameter.grad, grad)  # set anew, not added to
 
 
 def test_convolution_behind_batch_ideal_is_never_unfolded_whole():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.core.runs import NOBODY, Watch
+from benchmarks.core.runs import NOBODY
 from benchmarks.problems.streams import (
     DECAY,
     SIGNALS,
@@ -54,21 +54,6 @@ def test_overshooting_bound_is_that_of_the_paper(target, is_bounded):
     assert (got.item() < rate) == is_bounded
 
 
-@pytest.mark.parametrize(("arm", "limit"), [("clipped", 1e-3), ("obgd", None)])
-def test_a_bounded_step_is_a_part_of_the_whole_one(arm, limit):
-    signal, moved = signal_of(run_of("sgd", steps=1)), []
-    for name in ("sgd", arm):
-        loop = Loop(run_of(name, lr=10.0, limit=limit if name == arm else None))
-        before = torch.nn.utils.parameters_to_vector(loop.model.parameters()).detach()
-        loop.step(signal.windows[0], signal.targets[0])
-        moved.append(torch.nn.utils.parameters_to_vector(loop.model.parameters()).detach() - before)
-    whole, part = moved
-    assert part.norm() < 0.9 * whole.norm()
-    assert torch.nn.functional.cosine_similarity(part, whole, dim=0) == pytest.approx(1)
-    if limit:
-        assert part.norm() == pytest.approx(10.0 * limit, rel=1e-3)
-
-
 def test_running_rms_is_that_of_a_plain_loop():
     signal = SIGNALS["coloured"](np.random.default_rng(0), 30)
     divided = by_running_rms(signal)
@@ -105,8 +90,4 @@ def test_error_is_relative_to_scaled_targets_of_the_second_half():
 
 def test_a_network_that_diverges_has_no_error():
     assert train(run_of("sgd", lr=1e9, steps=60), NOBODY)["error"] is None
-    noted = dict[int, float]()
-    watch = Watch(note=lambda row, measured: noted.update({row: measured["error"][0]}))
-    assert 0 < train(run_of("sgd", lr=0.01, steps=60), watch)["error"] < 10
-    assert list(noted) == list(range(0, 60, 2))
-    assert all(map(math.isfinite, noted.values()))
+    assert 0 < train(run_of("sgd", lr=0.01, steps=60), NOBODY)["error"] < 10
