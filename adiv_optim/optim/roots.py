@@ -1,11 +1,7 @@
-"""Strips of symmetric matrices, their inverse roots, and the factors made of these.
+"""Inverse roots of symmetric matrices, and the factors made of these."""
 
-XᵀX is symmetric: strips of rows from the diagonal on are little more than half of it.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,28 +11,6 @@ from .. import _device
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
-
-#: How many rows are one strip.
-STRIP = 64
-
-
-def strips_of(size: int, is_whole: bool = False) -> list[tuple[int, int]]:
-    """Return first and last row of the strips of a matrix, nearly equal; of a whole one there is but one."""
-    count = 1 if is_whole else max(1, size // STRIP)
-    return list(pairwise(size * k // count for k in range(count + 1)))
-
-
-def joined(strips: Iterable[Tensor]) -> Tensor:
-    """Return the symmetric matrix of strips, each of shape (…, rows, columns from the diagonal on)."""
-    first, *others = strips
-    matrix = first.new_empty(*first.shape[:-2], first.shape[-1], first.shape[-1])
-    start = 0
-    for strip in (first, *others):
-        end = start + strip.shape[-2]
-        matrix[..., start:end, start:] = strip
-        matrix[..., start:, start:end] = strip.mT
-        start = end
-    return matrix
 
 
 class NoRootError(ArithmeticError):
@@ -87,7 +61,7 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     if product is None:
         values, vectors = eigh(shifted)
         half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
-        product = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
+        product = half @ half.mT
     inverse = product.div_(level[..., None, None].to(product).sqrt()).to(matrix)
     if not all(_device.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")

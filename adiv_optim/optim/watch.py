@@ -239,8 +239,8 @@ class Watch(Watching):
             layer.drops, entries = 0, remembered.get(layer.weight, {})
             new = self.change.covariance(layer.modules[0], layer.bias is not None)
             device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
-            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.saved())]
-            layer.covariance = new.loaded(statistics, entries.get("rows", 0.0))
+            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.statistics)]
+            layer.covariance = new.with_statistics(statistics, entries.get("rows", 0.0))
             layer.last_scale = float(entries.get("last", 0.0))
         factors, errors = self.factorise({layer: layer.covariance for layer in self.layers})
         for layer in self.layers:

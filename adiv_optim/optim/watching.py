@@ -110,7 +110,7 @@ class Watching:
         every: dict[Tensor, dict[str, Any]] = {}
         for layer in self.layers:
             covariance, weight = layer.covariance, layer.weight
-            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.saved())}
+            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.statistics)}
             every[weight]["rows"] = covariance.rows
             if type(covariance) is MeanSquare:  # a scale of 0 is none yet
                 dtype = _device.widest_dtype(weight.device)

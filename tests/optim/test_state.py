@@ -188,3 +188,23 @@ def test_settings_that_are_numbers_of_numpy_are_saved_as_pythons():
     state["param_groups"][0]["lr"] = np.float32(0.5)
     optimizer.load_state_dict(state)
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize(("columns", "count"), [(127, 1), (128, 2), (1100, 16)])
+def test_strips_of_covariances_in_older_checkpoints_are_refused_and_of_one_strip_load(columns: int, count: int):
+    """They kept the rows of each block from the diagonal on, 64 to 127 of them in one tensor."""
+    layer = nn.Linear(columns, 2, bias=False)
+    optimizer = Whitened(SGD(layer.parameters(), lr=0.1, momentum=0.9), layer)
+    stepped(layer, optimizer, inputs(0, 4, columns))
+    state = optimizer.state_dict()
+    blocks = [entry for name, entry in state["state"][0].items() if name.removeprefix("adiv_optim.inputs.").isdigit()]
+    strips = []
+    for block in blocks:
+        size, each = len(block[0]), count // len(blocks)
+        strips += [block[:, size * k // each : size * (k + 1) // each, size * k // each :] for k in range(each)]
+    state["state"][0].update({f"adiv_optim.inputs.{number}": strip for number, strip in enumerate(strips)})
+    if count == 1:
+        optimizer.load_state_dict(state)
+    else:
+        with pytest.raises(ValueError, match=r"has an unknown 'adiv_optim.inputs.\d+'.*begin with 'adiv_optim.'"):
+            optimizer.load_state_dict(state)
