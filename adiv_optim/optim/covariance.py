@@ -158,11 +158,6 @@ class Covariance(MeanSquare):
         least = LEAST_DAMPING * torch.finfo(level.dtype).eps * self.size
         return max(damping, least) * torch.where(level > 0, level, 1.0)
 
-    def extremes(self) -> Tensor:
-        """Return the least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
-        values = [torch.linalg.eigvalsh(_device.to_float64(block)).clamp_min(0) for block in self.mean()]
-        return torch.stack([torch.stack([each[..., end] for each in values]) for end in (0, -1)])
-
     def mean(self) -> list[Tensor]:
         """Return the blocks of A, made anew, each (groups, d, d)."""
         return [block / self.rows for block in self.statistics]

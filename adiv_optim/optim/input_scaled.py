@@ -12,7 +12,6 @@ from .._checks import check_positive
 from ..rows.models import Skip
 from .by_inputs import count_rows
 from .covariance import MeanSquare
-from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .roots import Scales
 from .watch import Watch
@@ -30,15 +29,6 @@ def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:
     if factors is None:
         return "nothing measured yet"
     return f"divided by {factors[0].divisor:.3g}, input RMS {covariance.mean_square().sqrt().item():.3g}"
-
-
-def _metrics(layers: Sequence[LayerInputs]) -> dict[str, float]:
-    """Return the greatest s, and of each layer the RMS of its inputs."""
-    measured = [(layer, layer.factors[0]) for layer in layers if layer.factors is not None]
-    sizes = _device.read(*(layer.covariance.mean_square().sqrt() for layer, _ in measured))
-    rms = {f"{layer.name}/input_rms": size for (layer, _), size in zip(measured, sizes, strict=True)}
-    largest = max((factor.divisor for _, factor in measured), default=1.0)
-    return {"layers_measured": len(measured), "largest_scale": largest, **rms}
 
 
 class InputScaled(Mapped):
@@ -105,7 +95,7 @@ class InputScaled(Mapped):
         check_positive("InputScaled", floor=floor)
         plain = "a bias moves its output by its own step, whatever the layer reads"
         change = ChangeOfVariables(
-            MeanSquare, partial(scales, floor=floor), _treatment, _metrics, why_bias_is_plain=plain, holds=hold
+            MeanSquare, partial(scales, floor=floor), _treatment, why_bias_is_plain=plain, holds=hold
         )
         watch = Watch(
             "InputScaled", model, change, every=every, decay=decay, process_group=process_group, skip=skip,

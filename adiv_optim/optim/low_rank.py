@@ -166,14 +166,6 @@ class LowRankCovariance(Covariance):
             statistics += [vectors, vectors * values[..., None, :], trace]
         return self.with_statistics(statistics, decay * self.rows + sums.rows)
 
-    def extremes(self) -> Tensor:
-        """Return those of the approximation to A: all eigenvalues but the leading ones are their mean."""
-        ends = []
-        for (trace, values, _), size in zip(self.spectra(), self.sizes, strict=True):
-            rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)
-            ends.append(torch.stack([torch.minimum(rest, values.amin(-1)), torch.maximum(rest, values.amax(-1))]))
-        return torch.stack(ends, 1)
-
     def spectra(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return the trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
         return [

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from .. import _device
 from .._checks import check_count, check_positive, without_none
 from ..rows.models import Skip
-from .by_inputs import count_rows, covariance_metrics, treatment
+from .by_inputs import count_rows, treatment
 from .covariance import Covariance
 from .mapped import Mapped
 from .roots import NoRootError, RightFactor, Whole
@@ -99,7 +99,6 @@ class Preconditioned(Mapped):
             partial(Covariance, max_dim=max_dim, max_rows=max_rows),
             partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
-            partial(covariance_metrics, damping=damping),
             moves_weights=False,
         )
         watch = Watch(

@@ -33,7 +33,6 @@ class ChangeOfVariables(NamedTuple):
         covariance: (layer, whether its bias is treated with the weight) → that of its inputs, before the first row.
         factors: covariance → R, block by block, or a NoRootError.
         treatment: (covariance, R or None) → in words, how a layer is treated.
-        metrics: layers → numbers for a logger.
         keeps_norm: whether each layer's step, mapped back, gets the norm that the optimizer gave it.
         moves_weights: whether weights are mapped too, or gradients alone.
         why_bias_is_plain: why a bias is not treated with its weight, or "" if it is.
@@ -43,7 +42,6 @@ class ChangeOfVariables(NamedTuple):
     covariance: Callable[[nn.Module, bool], MeanSquare]
     factors: Callable[[Any], Sequence[RightFactor]]
     treatment: Callable[[Any, Any], str]
-    metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
     keeps_norm: bool = False
     moves_weights: bool = True
     why_bias_is_plain: str = ""
@@ -121,8 +119,12 @@ class Watching:
         """Take the memory of some parameters from a checkpoint, and forget that of others."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the last measurements, as scalars for a logger."""
-        return self.change.metrics(self.layers)
+        """Return counts, and of each layer the RMS of its inputs, with the bias's 1 where that is treated."""
+        measured = [layer for layer in self.layers if layer.factors is not None]
+        sizes = _device.read(*(layer.covariance.mean_square().mean().sqrt() for layer in measured))
+        failures = sum(layer.failures for layer in self.layers)
+        counts = {"layers_measured": len(measured), "failed_factorisations": failures}
+        return counts | {f"{layer.name}/input_rms": size for layer, size in zip(measured, sizes, strict=True)}
 
     def coverage(self) -> Coverage:
         """Say of every parameter that was looked at how it is treated, or why it is not."""

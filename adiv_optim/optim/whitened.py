@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from .._checks import check_count, check_positive, without_none
 from ..rows.models import Skip
-from .by_inputs import count_rows, covariance_metrics, treatment
+from .by_inputs import count_rows, treatment
 from .covariance import Covariance
 from .low_rank import covariance_of
 from .mapped import Mapped
@@ -111,7 +111,6 @@ class Whitened(Mapped):
             partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank),
             partial(Covariance.inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
-            partial(covariance_metrics, damping=damping),
             keeps_norm=graft_norm,
         )
         watch = Watch(
