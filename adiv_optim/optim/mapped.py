@@ -51,6 +51,8 @@ class Mapped(OptimizerWrapper):
     model: nn.Module
     #: The measurements; None once this is detached.
     watch: Watching | None = None
+    #: Steps of this object, and the warnings that it gave.
+    _steps, _warned = 0, frozenset[str]()
 
     def __init__(self, optimizer: Optimizer, watch: Watching) -> None:
         name = type(self).__name__
@@ -85,12 +87,14 @@ class Mapped(OptimizerWrapper):
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
         self.watch.find(self.param_groups)
-        reason = self._explain_lost_parameters(self.model)
+        self._steps += 1
         with without_autocast(first.device.type):  # it would round the products
-            half_frozen = self._mapped_step(self.watch, step)
+            reason = self._mapped_step(self.watch, step)
         self.watch.count_step()
-        inactive = self.watch.why_inactive() if self._steps == 2 else ""
-        self._warn_once(reason or half_frozen or inactive, " takes plain steps")
+        reason = reason or (self.watch.why_inactive() if self._steps == 2 else "")
+        if reason and reason not in self._warned:
+            self._warned |= {reason}
+            warn(f"{type(self).__name__} takes plain steps: {reason}")
 
     def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
         """Step, and say why not every layer was treated, or ""."""

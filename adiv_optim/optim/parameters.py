@@ -49,28 +49,6 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
     return Coverage(treated, skipped, never_seen, {name: p.numel() for name, p in parameters.items()})
 
 
-def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
-    """Say that the optimizer's weights are no longer the model's, or if `starved` that none has had a gradient."""
-    of_optimizer = names_and_parameters(optimizer, model)
-    names = dict(model.named_parameters())
-    replaced = [
-        name for name, p in names.items() if name not in of_optimizer and p.grad is not None and p.requires_grad
-    ]
-    outside = [name for name, p in of_optimizer.items() if name not in names and p.grad is None]
-    if outside and replaced:
-        return (
-            f"{', '.join(replaced[:3])}{', …' * (len(replaced) > 3)} of {type(model).__name__} has a gradient and is "
-            f"none of the optimizer's parameters, of which {outside[0]} is none of the model's: the optimizer's "
-            "weights are no longer this model's. Build the optimizer from the model as it is now, and wrap again."
-        )
-    if starved:
-        return (
-            "no parameter that the optimizer holds has had a gradient: if another model trains, made after this one "
-            "was wrapped, the optimizer's weights are no longer that model's. Build it from that one, and wrap again."
-        )
-    return ""
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model itself, which DistributedDataParallel and torch.compile give other names."""
     while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):

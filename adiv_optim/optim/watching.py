@@ -96,10 +96,10 @@ class Watching:
         if any(layer.drops for layer in layers):
             return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
         return bool(layers) * (
-            "no layer has seen a row. Train with gradients enabled; name layers in skip whose weights another module "
-            "uses, as merged adapters are; and wrap the optimizer before the first call of a model that torch.compile "
-            "has compiled, or of another of the same classes, whose graph has no hooks; or call torch._dynamo.reset() "
-            "then."
+            "no layer has seen a row. Build the optimizer from the model as it is now; train with gradients enabled; "
+            "name layers in skip whose weights another module uses, as merged adapters are; and wrap the optimizer "
+            "before the first call of a model that torch.compile has compiled, or of another of the same classes, "
+            "whose graph has no hooks; or call torch._dynamo.reset() then."
         )
 
     def remembered(self) -> dict[Tensor, dict[str, Any]]:

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from .._checks import check_dict, warn
+from .._checks import check_dict
 from ..rows.models import Coverage
-from .parameters import explain_replaced_parameters, no_optimizer
+from .parameters import no_optimizer
 
 #: How the names begin of entries that wrappers add to the optimizer's in a state dict.
 OURS = "adiv_optim."
@@ -47,8 +47,6 @@ class OptimizerWrapper(Optimizer):
 
     inner: Optimizer
     param_groups, defaults = _of_inner("param_groups"), _of_inner("defaults")
-    #: Steps of this object, those with gradients up to the second, and the warnings that it gave.
-    _steps, _steps_with_gradients, _warned = 0, 0, frozenset[str]()
 
     def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
         """Refuse parameters in the place of the optimizer, before Python refuses the learning rate beside them."""
@@ -120,22 +118,6 @@ class OptimizerWrapper(Optimizer):
         shares = {"treated_parameters": coverage.parameter_share, "treated_elements": coverage.element_share}
         every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
         return OptimizerWrapper.metrics(self) | every
-
-    def _explain_lost_parameters(self, model: nn.Module) -> str:
-        """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
-        self._steps += 1
-        if self._steps_with_gradients < 2:
-            gradients = (p.grad for group in self.param_groups for p in group["params"])
-            self._steps_with_gradients += any(gradient is not None for gradient in gradients)
-        if self._steps > 2:  # looking costs a walk over the model
-            return ""
-        return explain_replaced_parameters(self, model, self._steps == 2 and not self._steps_with_gradients)
-
-    def _warn_once(self, reason: str, opening: str) -> None:
-        """Warn, but not twice of the same."""
-        if reason and reason not in self._warned:
-            self._warned |= {reason}
-            warn(f"{type(self).__name__}{opening}: {reason}")
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Evaluate the closure if there is one, then take the inner optimizer's step.
