@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from ..corrections import Correction
 from ..rows.models import Coverage
 
-_ORDER = "These are the arguments in the wrong order: the optimizer comes first, then the model."
+#: What to say where a model stands in the place of an optimizer, or the other way round.
+WRONG_ORDER = "These are the arguments in the wrong order: the optimizer comes first, then the model."
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
 OUTSIDE = "no parameter of the model that was wrapped"
 
@@ -60,7 +61,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def check_model(name: str, model: nn.Module) -> None:
     """Raise if `model` is none; `name` opens the message."""
     if not isinstance(model, nn.Module):
-        order = f" {_ORDER}" * isinstance(model, (Optimizer, Correction))
+        order = f" {WRONG_ORDER}" * isinstance(model, (Optimizer, Correction))
         raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
 
 
@@ -76,14 +77,3 @@ def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> 
             f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
             "parameters(), after any deepcopy that makes new ones."
         )
-
-
-def no_optimizer(name: str, value: object) -> TypeError:
-    """Return the error for an argument that is no optimizer; `name` opens the message."""
-    if isinstance(value, nn.Module):
-        return TypeError(f"{name}: {_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
-    return TypeError(
-        f"{name} wraps a torch.optim.Optimizer, found {type(value).__name__}; build the optimizer first: "
-        f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model). To code that calls a class with parameters and "
-        f"keywords, give a function: lambda parameters, lr: {name}(torch.optim.Adam(parameters, lr=lr), model)."
-    )

@@ -21,11 +21,7 @@ def refuse_within(name: str, optimizer: Optimizer, mapped: type[OptimizerWrapper
             )
         within = within.inner
     if type(within).__name__ == "ZeroRedundancyOptimizer":
-        raise ValueError(
-            f"{name} around ZeroRedundancyOptimizer: from outside its weight decay cannot be told from its step, "
-            "and inside each process would measure other layers. Shard weights and state by "
-            f"torch.distributed.fsdp.fully_shard, and wrap any optimizer in {name}."
-        )
+        raise ValueError(f"{name} around ZeroRedundancyOptimizer: shard by torch.distributed.fsdp.fully_shard instead.")
     inside = next((type(value).__name__ for value in vars(within).values() if isinstance(value, Optimizer)), None)
     if inside:  # a chain has its optimizers in a tuple
         around = type(within).__name__

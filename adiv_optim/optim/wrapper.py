@@ -4,15 +4,15 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from .._checks import check_dict
 from ..rows.models import Coverage
-from .parameters import no_optimizer
+from .parameters import WRONG_ORDER
 
 #: How the names begin of entries that wrappers add to the optimizer's in a state dict.
 OURS = "adiv_optim."
@@ -48,16 +48,11 @@ class OptimizerWrapper(Optimizer):
     inner: Optimizer
     param_groups, defaults = _of_inner("param_groups"), _of_inner("defaults")
 
-    def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
-        """Refuse parameters in the place of the optimizer, before Python refuses the learning rate beside them."""
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise no_optimizer(cls.__name__, optimizer)
-        return super().__new__(cls)
-
     def __init__(self, optimizer: Optimizer) -> None:
         name = type(self).__name__
         if not isinstance(optimizer, Optimizer):
-            raise no_optimizer(name, optimizer)
+            order = WRONG_ORDER if isinstance(optimizer, nn.Module) else "Build that first, from model.parameters()."
+            raise TypeError(f"{name} wraps a torch.optim.Optimizer, found {type(optimizer).__name__}. {order}")
         if isinstance(optimizer, LBFGS):
             raise TypeError(
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
@@ -128,9 +123,6 @@ class OptimizerWrapper(Optimizer):
 
         Returns:
             The result of the closure, or None.
-
-        Raises:
-            RuntimeError: in torch.inference_mode().
         """
         loss = None
         if torch.is_inference_mode_enabled():
