@@ -7,7 +7,7 @@ from torch import Tensor, distributed, nn
 
 from .. import _device
 from .._checks import check_count, check_not_negative, warn
-from .._distributed import DataParallelGroup
+from .._distributed import process_group_of
 from ..rows.models import FSDP1_REMEDY, SHARED_MEMORY, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .covariance import MeanSquare, stacked_covariance
 from .eligible_layers import eligible_layers, refuse_private_gradients
@@ -54,9 +54,9 @@ class Watch(Watching):
             raise ValueError(f"{name}: decay is {decay}; it must be at least 0 and below 1.")
         check_count(name, every=every)
         self.name, self.model, self.change = name, unwrapped(model), change
-        self.every, self.decay, self.process_group = every, float(decay), DataParallelGroup(name, process_group)
+        self.every, self.decay, self.process_group = every, float(decay), process_group
         self.skip = skip if isinstance(skip, str) else tuple(skip)
-        watched = {"decay": decay, "every": every, "process_group": self.process_group, "skip": self.skip}
+        watched = {"decay": decay, "every": every, "process_group": process_group, "skip": self.skip}
         self.settings = {**settings, **watched}
         refuse_sharded(name, self.model, FSDP1_REMEDY, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
@@ -113,7 +113,7 @@ class Watch(Watching):
                 continue  # one that has never trained takes no memory
             layers.append(old or LayerInputs(name, modules, with_bias, self.change.covariance(modules[0], with_bias)))
             layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
-        refuse_shards(self.name, layers, self.process_group)
+        refuse_shards(self.name, layers, process_group_of(self.name, self.process_group))
         whys = self.untreated.values()
         if not layers and not self._signature and not any(why.startswith(SHARED_MEMORY) for why in whys):
             reasons = "; ".join(f"{path} ({why})" for path, why in list(self.untreated.items())[:5])
@@ -167,7 +167,8 @@ class Watch(Watching):
         counted = [layer.counted() for layer in self.layers]
         several = bool(self.layers) and distributed.is_available() and distributed.is_initialized()
         if several:
-            counted = add_up_sums(self.layers, counted, self.process_group.group)
+            group = process_group_of(self.name, self.process_group)
+            counted = add_up_sums(self.layers, counted, group)
         seen = {layer: sums for layer, sums in zip(self.layers, counted, strict=True) if sums is not None}
         is_finite = dict(zip(seen, _device.read(*(sums.is_finite() for sums in seen.values())), strict=True))
         averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, NoRootError]()
@@ -178,7 +179,7 @@ class Watch(Watching):
             except NoRootError as error:
                 averages[layer], errors[layer] = layer.covariance, error
         if several:
-            averages = agree(averages, self.process_group.group)
+            averages = agree(averages, group)
         kinds = {*map(stacking_key, averages)}
         of_measured_kinds = [layer for layer in self.layers if stacking_key(layer) in kinds]
         factors, failed = self.factorise({layer: averages.get(layer, layer.covariance) for layer in of_measured_kinds})

@@ -67,8 +67,8 @@ class Whitened(Mapped):
         max_rows: at most so many rows of a forward pass count, spread over it; None is all. Of a convolution whole
             samples are left out, and one may have more.
         process_group: the processes over which A is added up: those that train the same layers on other rows, one
-            stage's of a pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default
-            group.
+            stage's of a pipeline. A DeviceMesh of one dimension (mesh["data"]), or a ProcessGroup, with which torch
+            neither copies nor pickles; None is the default group.
         skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:
