@@ -17,8 +17,6 @@ from .roots import RightFactor
 from .step import Stack
 from .wrapper import OURS, WITHOUT_STATE, parameters_and_keys, wrapper_entries
 
-#: Settings, whole numbers or None, that the shapes of entries follow from.
-_SHAPING = ("max_dim", "rank")
 #: The remedy for a checkpoint that does not fit.
 _REMEDY = (
     "load what was saved of the same model with the same settings, or leave the names out that begin with "
@@ -142,14 +140,9 @@ class Watching:
                     said[name] = how if why or place == 0 else f"{verb}with its weight"
         return Coverage(treated, skipped, never_seen)
 
-    def _shaping(self) -> dict[str, int]:
-        """Return the settings that shapes follow from, and 0 for those that are None."""
-        return {name: int(self.settings[name] or 0) for name in _SHAPING if name in self.settings}
-
     def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return all entries of a parameter, by their names in a state dict."""
-        every = {"steps": self.steps, **self._shaping(), **entries}
-        return {self.prefix + name: value for name, value in every.items()}
+        return {self.prefix + name: value for name, value in {"steps": self.steps, **entries}.items()}
 
     def add_to(self, plain: Mapping[str, Any], inner: Optimizer) -> dict[str, Any]:
         """Return a state dict of the optimizer inside with the entries in it.
@@ -191,20 +184,12 @@ class Watching:
                 saved = {n: entries[n] for n in names if entries[n] != {}}
                 if saved and key in parameters:  # else the optimizer refuses the groups
                     wanted = self._named(remembered.get(parameters[key], {}))
-                    self._check(saved, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
+                    check_like(saved, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]", _REMEDY)
                     loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in saved.items()}
                 left = {n: value for n, value in entries.items() if n not in names} if names else entries
                 if left or not names:
                     others[key] = left
         return loaded, {**state_dict, **rest}
-
-    def _check(self, saved: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> None:
-        for setting, here in self._shaping().items():
-            value = saved.get(self.prefix + setting)
-            if isinstance(value, int) and value != here:
-                saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
-                raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
-        check_like(saved, wanted, place, _REMEDY)
 
     def load_all(self, loaded: Mapping[Tensor, Mapping[str, Any]], rest: Mapping[str, Any], inner: Optimizer) -> None:
         """Take the entries that `split_from` returned, and warn where a trained parameter has none."""
