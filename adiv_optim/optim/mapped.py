@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from .. import _torch
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.models import Coverage
@@ -35,8 +34,9 @@ class Mapped(OptimizerWrapper):
     weights, those of plain steps and all of `Preconditioned`, are as the inner optimizer left them.
 
     The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights finds
-    zeros in their place. After the step p.grad is the gradient that it was before, or None if the inner optimizer frees
-    it. The inner optimizer's own `step()`, called by hand, is a plain step.
+    zeros in their place, and so do its hooks: register those that read or change weights on the wrapper. After the step
+    p.grad is the gradient that it was before, or None if the inner optimizer frees it. The inner optimizer's own
+    `step()`, called by hand, is a plain step.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -110,7 +110,7 @@ class Mapped(OptimizerWrapper):
             else:
                 reason = _HALF_FROZEN
         first = partial(self._first_step, step) if self._steps == 1 and watch.moves_weights else step
-        take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner))
+        take_step(stacks, first, decay_factors(self.inner))
         return reason
 
     def _first_step(self, step: Callable[[], Any]) -> None:
@@ -181,12 +181,6 @@ def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
     parts: Sequence[Optimizer] = optimizer.optimizers if type(optimizer) is ChainedOptimizer else ()
     parts = [optimizer.inner] if type(optimizer) is GradientOnly else parts
     return [optimizer, *(each for part in parts for each in optimizers_in(part))]
-
-
-def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether there are hooks on a step, which may read the weights in it."""
-    own = (each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in optimizers_in(optimizer))
-    return _torch.has_global_step_hooks() or any(own)
 
 
 def has_zero_lr(group: Mapping[str, Any]) -> bool:
