@@ -73,7 +73,7 @@ class MeanSquare:
         yield Sums([norms.sum().view(1)], norms[:, 0].numel())
 
     def updated(self, sums: Sums, decay: float) -> Self:
-        """Return it with further sums, older ones times decay; a NoRootError where float64 has no eigenvectors."""
+        """Return it with further sums, older ones times decay; a LinAlgError where float64 has no eigenvectors."""
         return self.with_statistics(decayed(self.statistics, sums.parts, decay), decay * self.rows + sums.rows)
 
     def with_statistics(self, statistics: list[Tensor], rows: float) -> Self:
@@ -166,7 +166,7 @@ class Covariance(MeanSquare):
         """Return the inverse root of A + λI, with `graft_norm` divided by its mean eigenvalue, block by block.
 
         Raises:
-            NoRootError: there is none, in float64 either.
+            LinAlgError: there is none, in float64 either.
         """
         ridge = self.ridge(damping)
         scale = self.mean_square() + ridge if graft_norm else torch.ones_like(ridge)

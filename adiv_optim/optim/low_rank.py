@@ -6,11 +6,12 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError
 
 from .. import _device
 from ..functional.patches import cross_gram
 from .covariance import Covariance, Sums, decayed
-from .roots import NoRootError, RightFactor, eigh
+from .roots import RightFactor, eigh
 
 #: The error of products of float32 numbers where torch.set_float32_matmul_precision lets a GPU round them.
 _TF32 = 2**-11
@@ -96,7 +97,7 @@ def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge:
     weights = torch.where(values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
     finite, *first = _device.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
-        raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
+        raise LinAlgError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
     return LowRank(level if level.numel() > 1 else first[0], vectors, weights)
 
 

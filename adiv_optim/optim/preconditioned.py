@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError
 from torch.optim import Optimizer
 
 from .. import _device
@@ -14,7 +15,7 @@ from ..rows.models import Skip
 from .by_inputs import count_rows, treatment
 from .covariance import Covariance
 from .mapped import Mapped
-from .roots import NoRootError, RightFactor, Whole
+from .roots import RightFactor, Whole
 from .watch import Watch
 from .watching import ChangeOfVariables
 
@@ -26,7 +27,7 @@ def inverses(covariance: Covariance, damping: float) -> Sequence[RightFactor]:
 
 
 def damped_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
-    """Return (A + λI)⁻¹ of A, (…, d, d), and λ > 0, (…); or a NoRootError."""
+    """Return (A + λI)⁻¹ of A, (…, d, d), and λ > 0, (…); or a LinAlgError."""
     # In units of λ, in float64: it may be far below the resolution of float32 beside A.
     ridge = _device.to_float64(ridge)[..., None, None]
     work = _device.to_float64(matrix) / ridge
@@ -34,7 +35,7 @@ def damped_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(work)
     inverse = (torch.cholesky_inverse(factor) / ridge).to(matrix)
     if not all(_device.read((failed == 0).all(), inverse.isfinite().all())):
-        raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
+        raise LinAlgError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
     return inverse
 
 

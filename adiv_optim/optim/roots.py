@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError
 
 from .. import _device
 
@@ -13,12 +14,8 @@ from .. import _device
 _MODERATE = 1e4
 
 
-class NoRootError(ArithmeticError):
-    """A matrix that could not be factorised, in float64 either."""
-
-
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors of a symmetric matrix; a NoRootError where float64 has none, as with NaN.
+    """Return eigenvalues and eigenvectors of a symmetric matrix; a LinAlgError where float64 has none, as with NaN.
 
     LAPACK's float32 eigh fails to converge on some matrices with many eigenvalues in one place, such as the covariance
     of inputs that are mostly zero. A multiple of the identity on top, far above rounding, prevents most of it.
@@ -26,7 +23,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     for work in (matrix,) if matrix.dtype == torch.float64 else (matrix, None):
         try:
             values, vectors = torch.linalg.eigh(_device.to_float64(matrix) if work is None else work)
-        except torch.linalg.LinAlgError:
+        except LinAlgError:
             continue
         except RuntimeError as error:
             if not str(error).startswith("cusolver error"):  # few errors of cuSOLVER are LinAlgErrors
@@ -34,7 +31,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
             continue
         if all(_device.read(_finite(values), _finite(vectors))):
             return values.to(matrix), vectors.to(matrix)
-    raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
+    raise LinAlgError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -43,7 +40,7 @@ def _finite(tensor: Tensor) -> Tensor:
 
 
 def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tensor:
-    r"""Return :math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
+    r"""Return :math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a LinAlgError.
 
     By eigenvalues; in float64 where `condition`, an upper bound of (trace of A) / λ + 1, is large, or columns are far
     apart in scale. Where neither is so, an accelerator takes `by_products`. A column that is 0 off A's diagonal, as of
@@ -64,7 +61,7 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
         product = half @ half.mT
     inverse = product.div_(level[..., None, None].to(product).sqrt()).to(matrix)
     if not all(_device.read(_finite(inverse))):
-        raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
+        raise LinAlgError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     is_diagonal = (matrix != 0).sum(-1) == (variances != 0)
     inverse.masked_fill_(is_diagonal[..., None] | is_diagonal[..., None, :], 0.0)
     inverse.diagonal(dim1=-2, dim2=-1).copy_(
@@ -98,20 +95,12 @@ def by_products(matrix: Tensor, condition: float) -> Tensor | None:
 class RightFactor:
     """A matrix M that [W, b] is multiplied with from the right, or one for each layer of a stack."""
 
-    #: M⁻¹.
-    inverse: "cached_property[Any]"
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """What it is built from, each with a first dimension for the matrices of a stack."""
-        raise NotImplementedError
-
-    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
-        """Return W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it is +0.
-
-        They come and go by themselves: joining them would copy W. The result may `overwrite` them.
-        """
-        raise NotImplementedError
+    #: M⁻¹, and what M is built from, each with a first dimension for the matrices of a stack.
+    inverse: Any
+    tensors: Any
+    #: (parts, overwrite=False) → W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it
+    #: is +0. They come and go by themselves: joining them would copy W. The result may overwrite them.
+    right_multiply: Any
 
     def stacked(self, others: Sequence["RightFactor"]) -> "RightFactor":
         """Return that of a stack: of this one's layer and others of its kind and shape."""

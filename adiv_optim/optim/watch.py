@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, distributed, nn
+from torch.linalg import LinAlgError
 
 from .. import _device
 from .._checks import check_count, check_not_negative, warn
@@ -14,7 +15,7 @@ from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
-from .roots import NoRootError, RightFactor, Scales
+from .roots import RightFactor, Scales
 from .step import Stack
 from .watching import ChangeOfVariables, Watching
 
@@ -171,12 +172,12 @@ class Watch(Watching):
             counted = add_up_sums(self.layers, counted, group)
         seen = {layer: sums for layer, sums in zip(self.layers, counted, strict=True) if sums is not None}
         is_finite = dict(zip(seen, _device.read(*(sums.is_finite() for sums in seen.values())), strict=True))
-        averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, NoRootError]()
+        averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, LinAlgError]()
         for layer, sums in seen.items():
             try:
                 if is_finite[layer]:
                     averages[layer] = layer.covariance.updated(sums, self.decay)
-            except NoRootError as error:
+            except LinAlgError as error:
                 averages[layer], errors[layer] = layer.covariance, error
         if several:
             averages = agree(averages, group)
@@ -201,7 +202,7 @@ class Watch(Watching):
 
     def factorise(
         self, averages: Mapping[LayerInputs, MeanSquare]
-    ) -> tuple[dict[LayerInputs, list[RightFactor]], dict[LayerInputs, NoRootError]]:
+    ) -> tuple[dict[LayerInputs, list[RightFactor]], dict[LayerInputs, LinAlgError]]:
         """Return R of every layer that has seen rows, block by block; and why others of these have none.
 
         Layers of one kind go together, whichever of them was measured last: a run that goes on from a checkpoint has
@@ -211,7 +212,7 @@ class Watch(Watching):
         for layer, average in averages.items():
             if average.rows:
                 together.setdefault((stacking_key(layer), average.rows), {})[layer] = average
-        factors, errors = dict[LayerInputs, list[RightFactor]](), dict[LayerInputs, NoRootError]()
+        factors, errors = dict[LayerInputs, list[RightFactor]](), dict[LayerInputs, LinAlgError]()
         groups_left = [*together.values()]
         while groups_left:
             each = groups_left.pop()
@@ -219,7 +220,7 @@ class Watch(Watching):
                 stacks = self.change.factors(stacked_covariance([*each.values()]))
                 every = zip(*(stack.unstacked(len(each)) for stack in stacks), strict=True)
                 factors |= zip(each, map(list, every), strict=True)
-            except NoRootError as error:
+            except LinAlgError as error:
                 if len(each) == 1:
                     errors |= dict.fromkeys(each, error)
                 else:  # those that have one get it

@@ -29,7 +29,7 @@ class ChangeOfVariables(NamedTuple):
 
     Args:
         covariance: (layer, whether its bias is treated with the weight) → that of its inputs, before the first row.
-        factors: covariance → R, block by block, or a NoRootError.
+        factors: covariance → R, block by block, or a LinAlgError.
         treatment: (covariance, R or None) → in words, how a layer is treated.
         keeps_norm: whether each layer's step, mapped back, gets the norm that the optimizer gave it.
         moves_weights: whether weights are mapped too, or gradients alone.
