@@ -148,7 +148,7 @@ class UnitConsistent(Mapped):
     the plain one.
 
     Args:
-        optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
+        optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model, also within DistributedDataParallel or torch.compile. Parameters that the trace did
             not meet, or that no scale touches, take the plain step.
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.

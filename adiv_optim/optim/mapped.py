@@ -12,7 +12,6 @@ from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.models import Coverage
 from .chained import ChainedOptimizer
-from .gradient_only import GradientOnly
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .step import take_step
@@ -43,9 +42,9 @@ class Mapped(OptimizerWrapper):
         watch: the measurements of the model whose parameters it steps on.
 
     Raises:
-        TypeError: not an optimizer, or LBFGS.
-        ValueError: the optimizer holds no parameter of the model, holds another optimizer, has weights in its state, at
-            the first step at the latest, or is such a wrapper itself.
+        TypeError: not an optimizer, LBFGS, or a wrapper itself.
+        ValueError: the optimizer holds no parameter of the model, holds another optimizer, or has weights in its state,
+            at the first step at the latest.
     """
 
     model: nn.Module
@@ -58,7 +57,7 @@ class Mapped(OptimizerWrapper):
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, watch.model)
-        refuse_within(name, optimizer, Mapped)
+        refuse_within(name, optimizer)
         if watch.moves_weights:
             refuse_kept_weights(name, self._that_may_read_weights(), {})
         self.model, self.watch = watch.model, watch
@@ -126,7 +125,7 @@ class Mapped(OptimizerWrapper):
 
     def _that_may_read_weights(self) -> list[Optimizer]:
         """List the optimizers of the step that are neither torch's nor hand it on."""
-        known = READ_NO_WEIGHTS | {ChainedOptimizer, GradientOnly}
+        known = READ_NO_WEIGHTS | {ChainedOptimizer}
         return [each for each in optimizers_in(self.inner) if type(each) not in known]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -179,7 +178,6 @@ class Mapped(OptimizerWrapper):
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
     """Return an optimizer and those within it that take its step; what a subclass does with them is not known."""
     parts: Sequence[Optimizer] = optimizer.optimizers if type(optimizer) is ChainedOptimizer else ()
-    parts = [optimizer.inner] if type(optimizer) is GradientOnly else parts
     return [optimizer, *(each for part in parts for each in optimizers_in(part))]
 
 

@@ -7,19 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .wrapper import OptimizerWrapper
 
-
-def refuse_within(name: str, optimizer: Optimizer, mapped: type[OptimizerWrapper]) -> None:
-    """Raise a ValueError where another wrapper inside is `mapped`, or another optimizer inside has a state."""
-    within = optimizer
-    while isinstance(within, OptimizerWrapper):
-        if isinstance(within, mapped):
-            raise ValueError(
-                f"{name} around {type(within).__name__}: the outer one would change what the inner one measures; "
-                "choose one."
-            )
-        within = within.inner
+def refuse_within(name: str, within: Optimizer) -> None:
+    """Raise a ValueError where an optimizer holds another one, which has a state."""
     if type(within).__name__ == "ZeroRedundancyOptimizer":
         raise ValueError(f"{name} around ZeroRedundancyOptimizer: shard by torch.distributed.fsdp.fully_shard instead.")
     inside = next((type(value).__name__ for value in vars(within).values() if isinstance(value, Optimizer)), None)

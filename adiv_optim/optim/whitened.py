@@ -73,7 +73,7 @@ class Whitened(Mapped):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to whiten, another wrapper that maps weights inside, a setting out of its range, parameters
+        ValueError: nothing to whiten, a setting out of its range, parameters
             without a shape yet, or sharded otherwise than by rows.
 
     Example:

@@ -42,7 +42,8 @@ class OptimizerWrapper(Optimizer):
         optimizer: the optimizer to wrap; kept as `inner`.
 
     Raises:
-        TypeError: `optimizer` is not a torch.optim.Optimizer, is LBFGS, or has an `eval()`, as schedule-free ones do.
+        TypeError: `optimizer` is not a torch.optim.Optimizer, is LBFGS or a wrapper itself, or has an `eval()`, as
+            schedule-free ones do.
     """
 
     inner: Optimizer
@@ -57,6 +58,11 @@ class OptimizerWrapper(Optimizer):
             raise TypeError(
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
                 "search needs the true gradient of the loss. Wrap a first-order optimizer (SGD, AdamW, …)."
+            )
+        if isinstance(optimizer, OptimizerWrapper):
+            raise TypeError(
+                f"{name} cannot wrap {type(optimizer).__name__}: wrappers do not nest. Choose one; a correction goes "
+                "on the model by attach(model, correction), without a wrapper."
             )
         # One that holds another, as Accelerate's, only passes the call on.
         if hasattr(optimizer, "eval") and not any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
@@ -106,13 +112,12 @@ class OptimizerWrapper(Optimizer):
 
     def metrics(self) -> dict[str, float]:
         """Return the last measurements as a flat dict of numbers, for any logger."""
-        return self.inner.metrics() if isinstance(self.inner, OptimizerWrapper) else {}
+        return {}
 
     def _metrics(self, coverage: Coverage, numbers: dict[str, float]) -> dict[str, float]:
-        """Return the numbers of the inner optimizer, the treated shares, and the numbers of this wrapper."""
+        """Return the treated shares and further numbers, by names that begin with the wrapper's."""
         shares = {"treated_parameters": coverage.parameter_share, "treated_elements": coverage.element_share}
-        every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
-        return OptimizerWrapper.metrics(self) | every
+        return {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Evaluate the closure if there is one, then take the inner optimizer's step.
@@ -179,7 +184,7 @@ class OptimizerWrapper(Optimizer):
         return self.inner.state_dict()
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        parts = () if isinstance(self.inner, OptimizerWrapper) else ("state", WITHOUT_STATE)
+        parts = ("state", WITHOUT_STATE)
         for part, (key, entries) in ((name, item) for name in parts for item in state_dict.get(name, {}).items()):
             if names := wrapper_entries(entries):
                 raise ValueError(

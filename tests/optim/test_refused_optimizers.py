@@ -5,7 +5,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import SGD
 
-from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
+from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened
 from tests.helpers.steps import BY_CLASS, MAPPING, network, sgd
 
 
@@ -24,12 +24,11 @@ each_wrapper = pytest.mark.parametrize("name", [*MAPPING, "Preconditioned"])
 
 
 @each_wrapper
-@pytest.mark.parametrize("between", [lambda i, _: i, lambda i, model: GradientOnly(i, model, Proportional())])
-def test_they_are_refused_within_with_the_order_that_works(name, between):
+def test_they_are_refused_within_with_the_order_that_works(name):
     model = network()
     message = rf"^{name} around Lookahead, which holds .* Write Lookahead\({name}\(SGD\(…\), model\), …\)\.$"
     with pytest.raises(ValueError, match=message):
-        BY_CLASS[name](between(Lookahead(sgd(model)), model), model)
+        BY_CLASS[name](Lookahead(sgd(model)), model)
 
 
 @each_wrapper

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
-from adiv_optim.optim import OptimizerWrapper
+from adiv_optim import InputScaled, UnitConsistent, Whitened, gauge
 from adiv_optim.optim.mapped import READ_NO_WEIGHTS, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
@@ -87,35 +86,6 @@ def test_what_reads_the_weights_is_not_claimed():
     assert decay_factors(scheduled) == {id(weight): 1.0}
     scheduled.step = functools.wraps(scheduled.step)(lambda: Reading.step(scheduled))
     assert not decay_factors(scheduled)
-
-
-class Overriding(GradientOnly):
-    """A wrapper that may do more than the optimizer within."""
-
-    def _inner_step(self) -> None:
-        super()._inner_step()
-
-
-class Stepping(GradientOnly):
-    """Another one."""
-
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-def test_wrapper_of_gradients_alone_is_seen_through():
-    model = nn.Linear(6, 4)
-    inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    wrapper = GradientOnly(inner, model, Proportional())
-    assert set(decay_factors(wrapper).values()) == {0.95}
-    assert not decay_factors(OptimizerWrapper(inner))
-    wrapper.step = lambda: None
-    assert not decay_factors(wrapper)
-    for kind in (Overriding, Stepping):
-        wrapper.detach()
-        wrapper = kind(inner, model, Proportional())
-        assert not decay_factors(wrapper)
-    assert not decay_factors(Whitened(inner, model))
 
 
 def wrapped(kind, inner: type, **options):
