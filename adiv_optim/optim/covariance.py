@@ -60,14 +60,13 @@ class MeanSquare:
         """Return the sums of a process whose batch did not reach the layer."""
         return Sums([torch.zeros_like(tensor) for tensor in self.statistics], 0)
 
-    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int) -> Iterator[Sums]:
         """Yield sums over parts of the input.
 
         Args:
             patches: the rows of the input.
             dtype: of the sums.
             bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
-            step: chooses the rows that count where not all do.
         """
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
         yield Sums([norms.sum().view(1)], norms[:, 0].numel())
@@ -96,14 +95,13 @@ class Covariance(MeanSquare):
         module: the layer.
         with_bias: whether x~ has a 1.
         max_dim: how many columns a block has at most; None is no limit.
-        max_rows: how many rows of a forward pass count at most; None is all.
     """
 
     #: Whether patches are summed by lines, which give the whole of XᵀX.
     by_lines = True
 
-    def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
-        self.with_bias, self.max_rows = with_bias, max_rows
+    def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None) -> None:
+        self.with_bias = with_bias
         weight = _device.local(module.get_parameter("weight"))
         features = Layout.of(module).features(weight)
         self.size = features + with_bias
@@ -123,8 +121,7 @@ class Covariance(MeanSquare):
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(self.groups, size, size, dtype=dtype, device=device) for size in self.sizes]
 
-    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
-        patches = patches if self.max_rows is None else patches.subsample(self.max_rows, step)
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int) -> Iterator[Sums]:
         if patches.kernel and self.by_lines and len(self.sizes) == 1 and is_cheaper_by_lines(patches):
             number = len(patches.input) * patches.positions
             yield Sums([self._bordered(*sums_by_lines(patches, dtype), number, bias_entry)], number)

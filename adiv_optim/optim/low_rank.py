@@ -115,11 +115,9 @@ class LowRankCovariance(Covariance):
 
     by_lines, depends_on_statistics = False, True
 
-    def __init__(
-        self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
-    ) -> None:
+    def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, rank: int) -> None:
         self.rank = rank
-        super().__init__(module, with_bias, max_dim, max_rows)
+        super().__init__(module, with_bias, max_dim)
 
     @property
     def _bases(self) -> list[Tensor]:
@@ -182,11 +180,9 @@ class LowRankCovariance(Covariance):
         ]
 
 
-def covariance_of(
-    module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
-) -> Covariance:
+def covariance_of(module: nn.Module, with_bias: bool, *, max_dim: int | None, rank: int | None) -> Covariance:
     """Return the covariance of a layer, of low rank where that is less than each block has columns."""
-    whole = Covariance(module, with_bias, max_dim, max_rows)
+    whole = Covariance(module, with_bias, max_dim)
     if rank is None or rank >= min(whole.sizes):
         return whole
-    return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
+    return LowRankCovariance(module, with_bias, max_dim, rank)

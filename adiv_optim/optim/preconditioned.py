@@ -62,7 +62,7 @@ class Preconditioned(Mapped):
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model.
-        damping, decay, every, max_dim, max_rows, process_group, skip: as for `Whitened`.
+        damping, decay, every, max_dim, process_group, skip: as for `Whitened`.
 
     Raises:
         TypeError, ValueError: as `Whitened`.
@@ -90,20 +90,19 @@ class Preconditioned(Mapped):
         decay: float = 0.9,
         every: int = 10,
         max_dim: int | None = 1024,
-        max_rows: int | None = None,
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
         check_positive("Preconditioned", damping=damping)
-        check_count("Preconditioned", **without_none(max_dim=max_dim, max_rows=max_rows))
+        check_count("Preconditioned", **without_none(max_dim=max_dim))
         change = ChangeOfVariables(
-            partial(Covariance, max_dim=max_dim, max_rows=max_rows),
+            partial(Covariance, max_dim=max_dim),
             partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
             moves_weights=False,
         )
         watch = Watch(
             "Preconditioned", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
-            damping=damping, max_dim=max_dim, max_rows=max_rows,
+            damping=damping, max_dim=max_dim,
         )  # fmt: skip
         super().__init__(optimizer, watch)

@@ -253,7 +253,7 @@ class Watch(Watching):
         """Let forward passes gather if the next step measures."""
         due = self.is_due()
         for layer in self.layers:
-            layer.armed, layer.step_index = due, self.steps
+            layer.armed = due
 
 
 def stacking_key(layer: LayerInputs) -> Any:

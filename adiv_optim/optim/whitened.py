@@ -64,8 +64,6 @@ class Whitened(Mapped):
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
             eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
-        max_rows: at most so many rows of a forward pass count, spread over it; None is all. Of a convolution whole
-            samples are left out, and one may have more.
         process_group: the processes over which A is added up: those that train the same layers on other rows, one
             stage's of a pipeline. A DeviceMesh of one dimension (mesh["data"]), or a ProcessGroup, with which torch
             neither copies nor pickles; None is the default group.
@@ -101,20 +99,19 @@ class Whitened(Mapped):
         graft_norm: bool = True,
         rank: int | None = None,
         max_dim: int | None = 1024,
-        max_rows: int | None = None,
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
         check_positive("Whitened", damping=damping)
-        check_count("Whitened", **without_none(rank=rank, max_dim=max_dim, max_rows=max_rows))
+        check_count("Whitened", **without_none(rank=rank, max_dim=max_dim))
         change = ChangeOfVariables(
-            partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank),
+            partial(covariance_of, max_dim=max_dim, rank=rank),
             partial(Covariance.inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
             keeps_norm=graft_norm,
         )
         watch = Watch(
             "Whitened", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
-            damping=damping, graft_norm=graft_norm, rank=rank, max_dim=max_dim, max_rows=max_rows,
+            damping=damping, graft_norm=graft_norm, rank=rank, max_dim=max_dim,
         )  # fmt: skip
         super().__init__(optimizer, watch)

@@ -30,7 +30,7 @@ OPTIONS = [
     *((Whitened, "damping", value, "positive and finite") for value in (0.0, torch.inf)),
     (Whitened, "decay", 1.0, "at least 0 and below 1"),
     (Whitened, "every", 0, "an integer of at least 1"),
-    *((Whitened, name, 2.5, "an integer of at least 1") for name in ("every", "rank", "max_dim", "max_rows")),
+    *((Whitened, name, 2.5, "an integer of at least 1") for name in ("every", "rank", "max_dim")),
     *((InputScaled, "floor", value, "positive and finite") for value in (0.0, -1.0, torch.inf, torch.nan)),
 ]
 
