@@ -61,13 +61,7 @@ class MeanSquare:
         return Sums([torch.zeros_like(tensor) for tensor in self.statistics], 0)
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int) -> Iterator[Sums]:
-        """Yield sums over parts of the input.
-
-        Args:
-            patches: the rows of the input.
-            dtype: of the sums.
-            bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
-        """
+        """Yield sums over parts of the input; `bias_entry` is 1, or 0 of rows of derivatives."""
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
         yield Sums([norms.sum().view(1)], norms[:, 0].numel())
 

@@ -40,13 +40,10 @@ class InputScaled(Mapped):
     .. math:: W' = W s, \qquad G' = G / s
 
     and its step is added to the weight as ΔW' / s; the bias takes the plain step. It divides the step of an optimizer
-    whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s². A step ΔW moves the layer's outputs
-    by ΔW x: with Adam and Muon in proportion to |x|, with SGD, whose gradient has another x in it, in proportion
-    to |x|². So steps move the outputs as far as if a normaliser stood before the layer, and the forward pass has none.
-    It is `Proportional` where such optimizers cannot undo it, by layer instead of by row.
-
-    Where every layer reads inputs whose RMS is at most the floor's 1, as behind normalisers, the optimizer's steps stay
-    as they are, bit for bit.
+    whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s². So steps move the outputs as far as
+    if a normaliser stood before the layer, and the forward pass has none. It is `Proportional` where such optimizers
+    cannot undo it, by layer instead of by row. Where r is at most the floor's 1, as behind normalisers, steps stay as
+    they are, bit for bit.
 
     Which layers are treated, when r is measured, and how micro-batches, processes, compilation and checkpoints behave
     is as for `Whitened`.

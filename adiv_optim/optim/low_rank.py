@@ -165,19 +165,13 @@ class LowRankCovariance(Covariance):
             statistics += [vectors, vectors * values[..., None, :], trace]
         return self.with_statistics(statistics, decay * self.rows + sums.rows)
 
-    def spectra(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return the trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
-        return [
-            # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
-            (trace / self.rows, (basis * sketch).sum(-2) / self.rows, basis)
-            for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True)
-        ]
-
     def _inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[LowRank]:
-        return [
-            low_rank_inverse_root(trace / scale, values / scale[..., None], vectors, ridge)
-            for trace, values, vectors in self.spectra()
-        ]
+        roots = []
+        for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True):
+            # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
+            values = (basis * sketch).sum(-2) / self.rows
+            roots.append(low_rank_inverse_root(trace / self.rows / scale, values / scale[..., None], basis, ridge))
+        return roots
 
 
 def covariance_of(module: nn.Module, with_bias: bool, *, max_dim: int | None, rank: int | None) -> Covariance:

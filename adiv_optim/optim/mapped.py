@@ -26,7 +26,7 @@ _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freez
 
 
 class Mapped(OptimizerWrapper):
-    """An optimizer that steps on other variables than the model's weights; its moments live in those variables too.
+    """An optimizer that steps on other variables, which a `Watching` of the model gives; its moments live there too.
 
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Where an error, a lack
     of memory or Ctrl-C ends the step early, all gradients and all mapped weights have their old values again. Other
@@ -36,15 +36,6 @@ class Mapped(OptimizerWrapper):
     zeros in their place, and so do its hooks: register those that read or change weights on the wrapper. After the step
     p.grad is the gradient that it was before, or None if the inner optimizer frees it. The inner optimizer's own
     `step()`, called by hand, is a plain step.
-
-    Args:
-        optimizer: any torch.optim.Optimizer but LBFGS.
-        watch: the measurements of the model whose parameters it steps on.
-
-    Raises:
-        TypeError: not an optimizer, LBFGS, or a wrapper itself.
-        ValueError: the optimizer holds no parameter of the model, holds another optimizer, or has weights in its state,
-            at the first step at the latest.
     """
 
     model: nn.Module

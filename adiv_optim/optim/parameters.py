@@ -15,28 +15,19 @@ WRONG_ORDER = "These are the arguments in the wrong order: the optimizer comes f
 OUTSIDE = "no parameter of the model that was wrapped"
 
 
-def names_and_parameters(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the optimizer's parameters by their names in the model, then others by their places in its groups."""
-    every = {
-        id(p): (f"param_groups[{number}]['params'][{place}]", p)
-        for number, group in enumerate(optimizer.param_groups)
-        for place, p in enumerate(group["params"])
-    }
-    of_model = {name: p for name, p in model.named_parameters() if every.pop(id(p), None)}
-    return {**of_model, **dict(every.values())}
-
-
 def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: str) -> Coverage:
     """Say of each of the optimizer's parameters whether it is treated, or that it is none of the model's.
 
-    Args:
-        optimizer: whose parameters.
-        model: the model.
-        coverage: by names in the model.
-        unknown: why other parameters of the model are plain.
+    They come by their names in the model, then by their places in the optimizer's groups. `coverage` is by names in the
+    model, and `unknown` says why others of its parameters are plain.
     """
-    parameters = names_and_parameters(optimizer, model)
-    of_model = parameters.keys() & dict(model.named_parameters())
+    places = {
+        p: f"param_groups[{number}]['params'][{place}]"
+        for number, group in enumerate(optimizer.param_groups)
+        for place, p in enumerate(group["params"])
+    }
+    of_model = {name: p for name, p in model.named_parameters() if places.pop(p, None)}
+    parameters = {**of_model, **{place: p for p, place in places.items()}}
     treated, never_seen = (
         {name: how for name, how in said.items() if name in of_model}
         for said in (coverage.treated, coverage.never_seen)

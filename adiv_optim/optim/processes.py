@@ -13,11 +13,7 @@ from .layer_inputs import LayerInputs
 
 
 def refuse_shards(where: str, layers: Iterable[LayerInputs], group: Group) -> None:
-    """Raise a ValueError if parts of a layer are not whole rows, or stand on processes whose rows do not count.
-
-    A map of columns takes whole rows, all of an output's weights, and which of them is no matter. With groups, or a
-    column for each output, pieces along dimension 0 are no such rows.
-    """
+    """Raise a ValueError if parts of a layer are not whole rows, or stand on processes whose rows do not count."""
     for layer in layers:
         mesh: Any = getattr(layer.weight, "device_mesh", None)
         placed = [getattr(parameter, "placements", "a whole") for parameter in layer.parameters]

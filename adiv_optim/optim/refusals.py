@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def refuse_within(name: str, within: Optimizer) -> None:
+def refuse_within(name: str, optimizer: Optimizer) -> None:
     """Raise a ValueError where an optimizer holds another one, which has a state."""
-    if type(within).__name__ == "ZeroRedundancyOptimizer":
+    around = type(optimizer).__name__
+    if around == "ZeroRedundancyOptimizer":
         raise ValueError(f"{name} around ZeroRedundancyOptimizer: shard by torch.distributed.fsdp.fully_shard instead.")
-    inside = next((type(value).__name__ for value in vars(within).values() if isinstance(value, Optimizer)), None)
+    inside = next((type(value).__name__ for value in vars(optimizer).values() if isinstance(value, Optimizer)), None)
     if inside:  # a chain has its optimizers in a tuple
-        around = type(within).__name__
         raise ValueError(
             f"{name} around {around}, which holds an optimizer itself: it would mix weights of one step's variables "
             f"with those of another's. Write {around}({name}({inside}(…), model), …)."

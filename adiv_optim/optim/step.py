@@ -191,12 +191,9 @@ class Stack:
 
 
 def take_step(stacks: Sequence[Stack], step: Callable[[], Any], decays: Mapping[int, float]) -> None:
-    """Let an optimizer step in the variables of stacks; whatever ends that early, all they map is as it was.
+    r"""Let an optimizer step in the variables of disjoint stacks; whatever ends that early, all they map is as it was.
 
-    Args:
-        stacks: of disjoint parameters.
-        step: the optimizer's.
-        decays: of `decay_factors`.
+    `decays` has by ids of weights the c of steps :math:`w \leftarrow c w + \Delta` whose Δ is free of w.
     """
     try:
         for stack in stacks:

@@ -57,8 +57,7 @@ class Watch(Watching):
         self.name, self.model, self.change = name, unwrapped(model), change
         self.every, self.decay, self.process_group = every, float(decay), process_group
         self.skip = skip if isinstance(skip, str) else tuple(skip)
-        watched = {"decay": decay, "every": every, "process_group": process_group, "skip": self.skip}
-        self.settings = {**settings, **watched}
+        self.settings = {**settings, "decay": decay, "every": every, "process_group": process_group, "skip": self.skip}
         refuse_sharded(name, self.model, FSDP1_REMEDY, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
         # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.

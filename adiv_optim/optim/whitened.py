@@ -26,9 +26,8 @@ class Whitened(Mapped):
 
     and its step ΔW~' is added to the weights as :math:`\Delta\tilde W' (A + \lambda I)^{-1/2}`. Measured there, the
     length of a step is its effect on the activations; `graft_norm`, the default, then rescales each layer's step to the
-    norm that the optimizer gave it. Without it plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the step of
-    `BatchIdeal`, of FOOF (Benzing 2022) and of K-FAC's input factor; every other optimizer takes its own idea of a good
-    step.
+    norm that the optimizer gave it. Without it plain SGD takes the step of `Preconditioned`, which is that of FOOF
+    (Benzing 2022) and of K-FAC's input factor.
 
     It treats nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
     samples, tokens or patches; groups of a convolution each have an A. A layer of any other class with a `weight` of
@@ -46,9 +45,6 @@ class Whitened(Mapped):
 
     Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in
     `coverage` and `metrics`, and warned of once.
-
-    Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
-    with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.

@@ -35,9 +35,6 @@ class OptimizerWrapper(Optimizer):
     and code that reads or writes them see one optimizer. Hooks registered on the wrapper run around the whole step, and
     hooks of the inner optimizer inside it; torch's global ones do both.
 
-    `step(closure)` calls the closure once, before the inner step. LBFGS is refused, since it calls the
-    closure many times within a step and its line search needs the true gradient.
-
     Args:
         optimizer: the optimizer to wrap; kept as `inner`.
 
@@ -120,15 +117,7 @@ class OptimizerWrapper(Optimizer):
         return {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Evaluate the closure if there is one, then take the inner optimizer's step.
-
-        Args:
-            closure: called once.
-            kwargs: arguments of the inner optimizer's `step`.
-
-        Returns:
-            The result of the closure, or None.
-        """
+        """Call the closure once if there is one, take the inner optimizer's step, and return the closure's result."""
         loss = None
         if torch.is_inference_mode_enabled():
             raise RuntimeError(
@@ -184,14 +173,14 @@ class OptimizerWrapper(Optimizer):
         return self.inner.state_dict()
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        parts = ("state", WITHOUT_STATE)
-        for part, (key, entries) in ((name, item) for name in parts for item in state_dict.get(name, {}).items()):
-            if names := wrapper_entries(entries):
-                raise ValueError(
-                    f"{type(self).__name__}: state_dict[{part!r}][{key!r}] has an unknown {names[0]!r}, which another "
-                    "wrapper saved, or the same one of another model; wrap the optimizer as it was then, or leave the "
-                    f"names out that begin with {OURS!r}."
-                )
+        for part in ("state", WITHOUT_STATE):
+            for key, entries in state_dict.get(part, {}).items():
+                if names := wrapper_entries(entries):
+                    raise ValueError(
+                        f"{type(self).__name__}: state_dict[{part!r}][{key!r}] has an unknown {names[0]!r}, which "
+                        "another wrapper saved, or the same one of another model; wrap the optimizer as it was then, "
+                        f"or leave the names out that begin with {OURS!r}."
+                    )
         self.inner.load_state_dict(state_dict)
 
 
