@@ -91,9 +91,6 @@ class Covariance(MeanSquare):
         max_dim: how many columns a block has at most; None is no limit.
     """
 
-    #: Whether patches are summed by lines, which give the whole of XᵀX.
-    by_lines = True
-
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None) -> None:
         self.with_bias = with_bias
         weight = _device.local(module.get_parameter("weight"))
@@ -116,7 +113,8 @@ class Covariance(MeanSquare):
         return [torch.zeros(self.groups, size, size, dtype=dtype, device=device) for size in self.sizes]
 
     def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int) -> Iterator[Sums]:
-        if patches.kernel and self.by_lines and len(self.sizes) == 1 and is_cheaper_by_lines(patches):
+        # Lines give the whole of XᵀX.
+        if patches.kernel and not self.depends_on_statistics and len(self.sizes) == 1 and is_cheaper_by_lines(patches):
             number = len(patches.input) * patches.positions
             yield Sums([self._bordered(*sums_by_lines(patches, dtype), number, bias_entry)], number)
             return

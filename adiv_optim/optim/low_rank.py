@@ -58,6 +58,7 @@ class LowRank(RightFactor):
 
     @property
     def tensors(self) -> list[Tensor]:
+        """Return c of each matrix, U and s."""
         return [torch.as_tensor(self.level).to(self.weights).expand(len(self.weights)), self.vectors, self.weights]
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
@@ -113,7 +114,7 @@ class LowRankCovariance(Covariance):
     arguments see `Covariance`.
     """
 
-    by_lines, depends_on_statistics = False, True
+    depends_on_statistics = True
 
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, rank: int) -> None:
         self.rank = rank

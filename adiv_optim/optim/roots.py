@@ -98,9 +98,13 @@ class RightFactor:
     #: M⁻¹, and what M is built from, each with a first dimension for the matrices of a stack.
     inverse: Any
     tensors: Any
-    #: (parts, overwrite=False) → W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it
-    #: is +0. They come and go by themselves: joining them would copy W. The result may overwrite them.
-    right_multiply: Any
+
+    def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
+        """Return W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it is +0.
+
+        They come and go by themselves: joining them would copy W. The result may `overwrite` them.
+        """
+        raise NotImplementedError
 
     def stacked(self, others: Sequence["RightFactor"]) -> "RightFactor":
         """Return that of a stack: of this one's layer and others of its kind and shape."""
@@ -121,13 +125,10 @@ class Whole(RightFactor):
     def __init__(self, matrix: Tensor) -> None:
         # In one layout wherever it comes from: in another one products round otherwise, and runs resume inexactly.
         self.matrix = matrix.contiguous()
+        self.tensors = [self.matrix]
         #: Its rows that go with W and the one of b, in columns likewise.
         ends = slice(-1), slice(-1, None)
         self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.matrix]
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
         weight = parts[0]
