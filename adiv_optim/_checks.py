@@ -40,13 +40,7 @@ def check_like(saved: Any, wanted: Any, path: str, remedy: str) -> None:
     """Raise a ValueError at the first entry of a checkpoint that differs in form from what would be saved now.
 
     Dicts have the same keys, tensors the same shape and no NaN or inf; numbers are finite, at least 0, and whole where
-    the wanted one is.
-
-    Args:
-        saved: part of a checkpoint.
-        wanted: the same part as it would be saved now.
-        path: where it stands, for the message.
-        remedy: what to do about it, for the message.
+    the wanted one is. `path`, where it stands, and `remedy` are for the message.
 
     Example:
         >>> check_like({"steps": 3, "rows": 8.0}, {"steps": 0, "rows": 0.0}, "state", "save it again")

@@ -86,45 +86,21 @@ def add_up_shards(parts: Iterable[tuple[Tensor, Tensor]]) -> None:
         add_up(totals, group)
 
 
-class DataParallelGroup:
-    """The processes whose rows count together.
-
-    Args:
-        name: of the optimizer, for errors.
-        group: a ProcessGroup, a DeviceMesh of one dimension, or None for the default group.
+def process_group_of(name: str, process_group: Any) -> Group:
+    """Return the group of processes whose rows count together, of a ProcessGroup, a DeviceMesh or None.
 
     Raises:
-        ValueError: a mesh of several dimensions, or a group that this process is not in.
+        ValueError: a mesh of several dimensions, or a group that this process is not in; `name` opens the message.
     """
-
-    def __init__(self, name: str, group: Any) -> None:
-        self.process_group = group
-        if getattr(group, "ndim", 1) != 1:
-            raise ValueError(
-                f"{name}: process_group is a mesh of {group.ndim} dimensions; choose one, mesh['data'], or give the "
-                "group of several, mesh['replicate', 'shard']._flatten()."
-            )
-        if group is not None and distributed.get_rank(self.group) < 0:
-            raise ValueError(
-                f"{name}: rank {distributed.get_rank()} is not in process_group; give each process the group that it "
-                "is itself in, whose processes train the same layers."
-            )
-
-    @property
-    def group(self) -> Group:
-        """The ProcessGroup, or None for the default one."""
-        return self.process_group.get_group() if hasattr(self.process_group, "get_group") else self.process_group
-
-    def __repr__(self) -> str:
-        return repr(self.process_group)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DataParallelGroup":
-        return self  # a group is a connection, which cannot be copied
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.process_group is not None and not hasattr(self.process_group, "get_group"):
-            raise TypeError(
-                "an optimizer with a process_group cannot be pickled; save its state_dict(), or give the group as a "
-                "DeviceMesh of one dimension."
-            )
-        return vars(self)
+    if getattr(process_group, "ndim", 1) != 1:
+        raise ValueError(
+            f"{name}: process_group is a mesh of {process_group.ndim} dimensions; choose one, mesh['data'], or give "
+            "the group of several, mesh['replicate', 'shard']._flatten()."
+        )
+    group = process_group.get_group() if hasattr(process_group, "get_group") else process_group
+    if group is not None and distributed.get_rank(group) < 0:
+        raise ValueError(
+            f"{name}: rank {distributed.get_rank()} is not in process_group; give each process the group that it is "
+            "itself in, whose processes train the same layers."
+        )
+    return group

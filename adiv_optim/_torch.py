@@ -1,4 +1,4 @@
-"""Undocumented names of torch for autograd, hooks and torch.func: a test says that each exists."""
+"""Undocumented names of torch for autograd and torch.func: a test says that each exists."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,17 +11,11 @@ from torch._C import _will_engine_execute_node as _is_executed
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.optim import optimizer as _optimizer
 
 __all__ = [
-    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "functorch", "has_global_step_hooks", "is_batched",
+    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "functorch", "is_batched",
     "is_exporting", "is_within_transform", "keeps_graph", "outside_transforms", "plain_tensor", "reached_by",
 ]  # fmt: skip
-
-
-def has_global_step_hooks() -> bool:
-    """Whether there are hooks on the steps of all optimizers."""
-    return bool(_optimizer._global_optimizer_pre_hooks or _optimizer._global_optimizer_post_hooks)
 
 
 def is_exporting() -> bool:

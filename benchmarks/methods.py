@@ -159,7 +159,6 @@ _LAYER_NORM, _RMS_NORM = (partial(norm, elementwise_affine=False) for norm in (n
 # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
 BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 WHITE, WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
-ROWS_64, ROWS_256 = partial(WHITE, max_rows=64), partial(WHITE, max_rows=256)
 SCALED, HELD = InputScaled, partial(InputScaled, hold=True)
 SOLVED = partial(Preconditioned, damping=1.0)
 BY_MEAN = partial(MAC, damping=1.0)
@@ -208,10 +207,6 @@ _LANGUAGE: dict[str, Method] = {
     "whitened-muon": Method("whitened Muon", "tab:purple", by_inputs=WHITE, optimizer="muon"),
     "whitened-adamw-16": Method("whitened AdamW, rank 16", "magenta", by_inputs=WHITE_16, optimizer="adamw"),
     "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", by_inputs=WHITE_16, optimizer="muon"),
-    "whitened-adamw-64-rows": Method("whitened AdamW, 64 rows", "slateblue", by_inputs=ROWS_64, optimizer="adamw"),
-    "whitened-adamw-256-rows": Method("whitened AdamW, 256 rows", "navy", by_inputs=ROWS_256, optimizer="adamw"),
-    "whitened-muon-64-rows": Method("whitened Muon, 64 rows", "plum", by_inputs=ROWS_64, optimizer="muon"),
-    "whitened-muon-256-rows": Method("whitened Muon, 256 rows", "orchid", by_inputs=ROWS_256, optimizer="muon"),
     "mac-adamw": Method("MAC, AdamW", "peru", by_inputs=BY_MEAN, optimizer="adamw"),
     "mac-muon": Method("MAC, Muon", "sienna", by_inputs=BY_MEAN, optimizer="muon"),
     "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd"),

@@ -3,7 +3,7 @@
     pip install '.[bench]'
     python -m examples.log_metrics
 
-One PNG of three panels, drawn with matplotlib from the numbers that a logger would be given.
+One PNG of the RMS of each layer's inputs, drawn with matplotlib from the numbers that a logger would be given.
 """
 
 import argparse
@@ -22,13 +22,6 @@ from adiv_optim import Whitened
 from examples.fit_image import network, picture
 
 from .arguments import picture_file, positive
-
-#: Of each layer, what its panel is called and whether its axis is logarithmic.
-PANELS = {
-    "condition": ("condition number of A", True),
-    "damped_condition": ("condition number of A + λI", True),
-    "input_rms": ("RMS of inputs", False),
-}
 
 
 def train(wanted: Tensor, steps: int, every: int) -> list[tuple[int, dict[str, float]]]:
@@ -49,21 +42,16 @@ def train(wanted: Tensor, steps: int, every: int) -> list[tuple[int, dict[str, f
 
 
 def draw(logged: Sequence[tuple[int, dict[str, float]]], path: Path) -> None:
-    """Write the panels, a line for each layer, first to last."""
-    fig, axes = plt.subplots(1, len(PANELS), figsize=(8.5, 2.6), layout="constrained")
-    for axis, (key, (title, logarithmic)) in zip(axes, PANELS.items(), strict=True):
-        names = [name for name in logged[-1][1] if name.endswith(f"/{key}")]
-        for place, name in enumerate(names):
-            points = [(step, numbers[name]) for step, numbers in logged if name in numbers]
-            colour = plt.get_cmap("viridis")(0.9 * place / max(1, len(names) - 1))
-            label = {0: "first layer", len(names) - 1: "last layer"}.get(place)
-            axis.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, label=label)
-        axis.set_title(title, fontsize=9)
-        axis.set_xlabel("step", fontsize=8)
-        axis.tick_params(labelsize=8)
-        if logarithmic:
-            axis.set_yscale("log")
-    axes[0].legend(fontsize=8)
+    """Write the panel, a line for each layer, first to last."""
+    fig, axis = plt.subplots(figsize=(5, 2.8), layout="constrained")
+    names = [name for name in logged[-1][1] if name.endswith("/input_rms")]
+    for place, name in enumerate(names):
+        points = [(step, numbers[name]) for step, numbers in logged if name in numbers]
+        colour = plt.get_cmap("viridis")(0.9 * place / max(1, len(names) - 1))
+        label = {0: "first layer", len(names) - 1: "last layer"}.get(place)
+        axis.plot(*zip(*points, strict=True), color=colour, linewidth=1.2, label=label)
+    axis.set(xlabel="step", ylabel="RMS of inputs")
+    axis.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=110)
 

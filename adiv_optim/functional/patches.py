@@ -48,21 +48,6 @@ class Patches(NamedTuple):
         norm = squared_norm(self.input.unflatten(1, (groups, -1)), 2)
         return box_sum(padded(norm, padding), self.kernel, stride, dilation)
 
-    def subsample(self, max_rows: int, step_index: int) -> "Patches":
-        """Return the patches of some samples: at most `max_rows`, but those of one sample at least.
-
-        One sample is taken from each of as many runs of the batch; its offset in the run differs, for even distances
-        could take the same position of every sequence. Another step takes other samples.
-        """
-        count, total = max(1, max_rows // max(1, self.positions)), len(self.input)
-        if count >= total:
-            return self
-        runs = torch.arange(count + 1, device=self.input.device)
-        ends = runs * total // count
-        # Multiples of the golden ratio, modulo 1.
-        offset = ((runs[:-1] + step_index) * 2654435769 % 2**32 * ends.diff()) >> 32
-        return self._replace(input=self.input[ends[:-1] + offset])
-
     def samples_at_once(self, dtype: torch.dtype, axis: int = 0) -> int:
         """Return how many samples are unfolded together; all if that copies nothing. For `axis` see `slices`."""
         if not self.kernel and self.input.dtype == dtype:

@@ -146,7 +146,7 @@ class UnitConsistent(Mapped):
     step is plain; `coverage()` says why.
 
     Args:
-        optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
+        optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model, also within DistributedDataParallel or torch.compile. Parameters that the trace did
             not meet, or that no scale touches, take the plain step.
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.

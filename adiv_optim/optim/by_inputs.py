@@ -1,14 +1,10 @@
-"""Parts that `Whitened`, `Preconditioned` and `InputScaled` share: metrics, and rows that users count."""
+"""Parts that `Whitened`, `Preconditioned` and `InputScaled` share: rows that users count, and words on what is kept."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from .. import _device
 from .covariance import Covariance
-from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .roots import RightFactor
 
@@ -56,25 +52,3 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
 def treatment(covariance: Covariance, factors: Sequence[RightFactor] | None, verb: str) -> str:
     """Say what is kept of the covariance: its rank, or all."""
     return f"{verb if factors else 'nothing measured yet'}, {covariance}"
-
-
-def covariance_metrics(layers: Sequence[LayerInputs], damping: float) -> dict[str, float]:
-    """Return of each layer the RMS of its inputs, and condition numbers of A and A + λI.
-
-    The bias's 1 counts, and of blocks and groups the worst. Eigenvalues are found for it, at each call.
-    """
-    measured = [layer for layer in layers if layer.factors is not None]
-    failures = sum(layer.failures for layer in layers)
-    numbers: dict[str, float] = {"layers_measured": len(measured), "failed_factorisations": failures}
-    for layer in measured:
-        covariance: Any = layer.covariance
-        level = _device.to_float64(covariance.mean_square())
-        low, high = (_device.to_float64(ends) for ends in covariance.extremes())
-        ridge = _device.to_float64(covariance.ridge(damping))
-        numbers[f"{layer.name}/input_rms"] = level.mean().sqrt().item()
-        numbers[f"{layer.name}/condition"] = torch.where(high > 0, high / low, 1.0).max().item()  # of no inputs but 0
-        numbers[f"{layer.name}/damped_condition"] = ((high + ridge) / (low + ridge)).max().item()
-    for key in ("condition", "damped_condition"):
-        worst = (value for name, value in numbers.items() if name.endswith(f"/{key}"))
-        numbers[f"largest_{key}"] = max(worst, default=1.0)
-    return numbers

@@ -173,11 +173,7 @@ class ChainedOptimizer(Optimizer):
             optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse: which optimizer the group is for is not known.
-
-        Raises:
-            ValueError: always.
-        """
+        """Refuse by a ValueError: which optimizer the group is for is not known."""
         raise ValueError(
             "ChainedOptimizer: add_param_group does not say which optimizer is to step on the group; call "
             "add_param_group of one of .optimizers, before schedulers and GradientOnly are built."

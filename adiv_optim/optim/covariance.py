@@ -15,7 +15,7 @@ from .. import _device
 from ..functional.lines import is_cheaper_by_lines, sums_by_lines
 from ..functional.patches import Patches, cross_gram
 from ..rows.layers import Layout
-from .roots import RightFactor, Whole, inverse_root, joined, strips_of
+from .roots import RightFactor, Whole, inverse_root
 
 #: The least damping, in ε of the sums for each column: below it steps would be made of rounding of A.
 LEAST_DAMPING = 10
@@ -60,29 +60,14 @@ class MeanSquare:
         """Return the sums of a process whose batch did not reach the layer."""
         return Sums([torch.zeros_like(tensor) for tensor in self.statistics], 0)
 
-    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
-        """Yield sums over parts of the input.
-
-        Args:
-            patches: the rows of the input.
-            dtype: of the sums.
-            bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
-            step: chooses the rows that count where not all do.
-        """
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int) -> Iterator[Sums]:
+        """Yield sums over parts of the input; `bias_entry` is 1, or 0 of rows of derivatives."""
         norms = patches.squared_norm().to(dtype)  # (N, groups, *positions)
         yield Sums([norms.sum().view(1)], norms[:, 0].numel())
 
     def updated(self, sums: Sums, decay: float) -> Self:
-        """Return it with further sums, older ones times decay; a NoRootError where float64 has no eigenvectors."""
+        """Return it with further sums, older ones times decay; a LinAlgError where float64 has no eigenvectors."""
         return self.with_statistics(decayed(self.statistics, sums.parts, decay), decay * self.rows + sums.rows)
-
-    def saved(self) -> list[Tensor]:
-        """Return the statistics as a checkpoint has them, the same from every device."""
-        return self.statistics
-
-    def loaded(self, saved: list[Tensor], rows: float) -> Self:
-        """Return the same with the statistics of a checkpoint, of so many rows."""
-        return self.with_statistics(saved, rows)
 
     def with_statistics(self, statistics: list[Tensor], rows: float) -> Self:
         """Return the same with another statistics, of so many rows."""
@@ -98,26 +83,19 @@ class MeanSquare:
 class Covariance(MeanSquare):
     r"""A, the mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
-    x~ = (x, 1) where the bias is treated with the weight. Wide layers keep diagonal blocks of A alone. Of each block
-    strips of rows are kept, from the diagonal on; see `roots`.
+    x~ = (x, 1) where the bias is treated with the weight. Wide layers keep diagonal blocks of A alone.
 
     Args:
         module: the layer.
         with_bias: whether x~ has a 1.
         max_dim: how many columns a block has at most; None is no limit.
-        max_rows: how many rows of a forward pass count at most; None is all.
     """
 
-    #: Whether patches are summed by lines, which give the whole of XᵀX.
-    by_lines = True
-
-    def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
-        self.with_bias, self.max_rows = with_bias, max_rows
+    def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None) -> None:
+        self.with_bias = with_bias
         weight = _device.local(module.get_parameter("weight"))
         features = Layout.of(module).features(weight)
         self.size = features + with_bias
-        #: Whether a block is one strip: the calls of many cost an accelerator more than they save.
-        self.is_whole = _device.on_accelerator(weight) and not self.depends_on_statistics
         count = 1 if max_dim is None else -(-self.size // max_dim)
         ends = [*(self.size * k // count for k in range(count)), features]
         # Nearly equal slices of the features; the last one has the 1 beside it.
@@ -132,58 +110,32 @@ class Covariance(MeanSquare):
         return f"{high} columns" if count == 1 else f"{count} blocks of {low} to {high} columns"
 
     def _zeros(self, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        shapes = [(self.groups, b - a, size - a) for size in self.sizes for a, b in self._strips(size)]
-        return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+        return [torch.zeros(self.groups, size, size, dtype=dtype, device=device) for size in self.sizes]
 
-    def _strips(self, size: int) -> list[tuple[int, int]]:
-        return strips_of(size, self.is_whole)
-
-    def saved(self) -> list[Tensor]:
-        if not self.is_whole:
-            return self.statistics
-        pairs = zip(self._blocks(), self.sizes, strict=True)
-        return [block[..., a:b, a:].clone() for block, size in pairs for a, b in strips_of(size)]
-
-    def loaded(self, saved: list[Tensor], rows: float) -> Self:
-        parts = iter(saved)
-        blocks = ([next(parts) for _ in strips_of(size)] for size in self.sizes)
-        return self.with_statistics([*map(joined, blocks)] if self.is_whole else saved, rows)
-
-    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int, step: int) -> Iterator[Sums]:
-        patches = patches if self.max_rows is None else patches.subsample(self.max_rows, step)
-        if patches.kernel and self.by_lines and len(self.sizes) == 1 and is_cheaper_by_lines(patches):
+    def sums(self, patches: Patches, dtype: torch.dtype, bias_entry: int) -> Iterator[Sums]:
+        # Lines give the whole of XᵀX.
+        if patches.kernel and not self.depends_on_statistics and len(self.sizes) == 1 and is_cheaper_by_lines(patches):
             number = len(patches.input) * patches.positions
-            yield Sums(self._products_of_lines(patches, dtype, bias_entry, number), number)
+            yield Sums([self._bordered(*sums_by_lines(patches, dtype), number, bias_entry)], number)
             return
         for rows in (part.unfold() for part in patches.slices(dtype)):
             yield Sums(self._products(rows, bias_entry), rows.shape[1])
 
-    def _products_of_lines(self, patches: Patches, dtype: torch.dtype, bias_entry: int, number: int) -> list[Tensor]:
-        gram, total = sums_by_lines(patches, dtype)
-        if self.with_bias:
-            count = gram.new_full((self.groups, 1, 1), number)
-            last_row = torch.cat([total.mT, count], -1)
-            gram = torch.cat([torch.cat([gram, bias_entry * total], -1), bias_entry * last_row], -2)
-        return [gram[..., a:b, a:].clone() for a, b in self._strips(*self.sizes)]
-
     def _products(self, rows: Tensor, bias_entry: int) -> list[Tensor]:
-        strips: list[Tensor] = []
-        for block, size in zip(self.blocks, self.sizes, strict=True):
-            columns = rows[..., block]
-            strips += [cross_gram([columns[..., a:b]], [columns[..., a:]]) for a, b in self._strips(size)]
-        if self.with_bias:  # the 1 of x~ is the last column of the last block, and its last row
-            total = bias_entry * columns.sum(-2)
-            count = rows.new_full((self.groups, 1, 1), bias_entry * rows.shape[-2])
-            places = self._strips(size)
-            for number, (a, b) in enumerate(places, start=len(strips) - len(places)):
-                strips[number] = torch.cat([strips[number], total[..., a : min(b, size - 1), None]], -1)
-            last_row = torch.cat([total[..., None, a:], count], -1)
-            strips[-1] = torch.cat([strips[-1], last_row], -2)
-        return strips
+        parts = [rows[..., block] for block in self.blocks]
+        *products, last = [cross_gram([part], [part]) for part in parts]
+        return [*products, self._bordered(last, parts[-1].sum(-2)[..., None], rows.shape[-2], bias_entry)]
+
+    def _bordered(self, gram: Tensor, total: Tensor, count: int, bias_entry: int) -> Tensor:
+        """Return XᵀX with the last column and the last row of the bias, of the sum of so many rows, if it has one."""
+        if not self.with_bias:
+            return gram
+        last_row = torch.cat([total.mT, gram.new_full((self.groups, 1, 1), count)], -1)
+        return torch.cat([torch.cat([gram, bias_entry * total], -1), bias_entry * last_row], -2)
 
     def traces(self) -> list[Tensor]:
-        """Return the trace of each block, or of its strips, for each group."""
-        return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in self.statistics]
+        """Return the trace of each block, for each group."""
+        return [block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in self.statistics]
 
     def mean_square(self) -> Tensor:
         """Return the mean eigenvalue of A for each group, (groups,)."""
@@ -195,27 +147,15 @@ class Covariance(MeanSquare):
         least = LEAST_DAMPING * torch.finfo(level.dtype).eps * self.size
         return max(damping, least) * torch.where(level > 0, level, 1.0)
 
-    def extremes(self) -> Tensor:
-        """Return the least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
-        values = [torch.linalg.eigvalsh(_device.to_float64(block)).clamp_min(0) for block in self.mean()]
-        return torch.stack([torch.stack([each[..., end] for each in values]) for end in (0, -1)])
-
     def mean(self) -> list[Tensor]:
         """Return the blocks of A, made anew, each (groups, d, d)."""
-        return [block.div_(self.rows) for block in self._blocks()]
-
-    def _blocks(self) -> list[Tensor]:
-        """Return the sums as symmetric blocks, made anew."""
-        if self.is_whole:  # by one triangle, as checkpoints have it: products are symmetric up to rounding
-            return [block.triu() + block.triu(1).mT for block in self.statistics]
-        parts = iter(self.statistics)
-        return [joined([next(parts) for _ in strips_of(size)]) for size in self.sizes]
+        return [block / self.rows for block in self.statistics]
 
     def inverse_roots(self, damping: float, graft_norm: bool) -> Sequence[RightFactor]:
         """Return the inverse root of A + λI, with `graft_norm` divided by its mean eigenvalue, block by block.
 
         Raises:
-            NoRootError: there is none, in float64 either.
+            LinAlgError: there is none, in float64 either.
         """
         ridge = self.ridge(damping)
         scale = self.mean_square() + ridge if graft_norm else torch.ones_like(ridge)

@@ -18,16 +18,8 @@ def eligible_layers(
 ) -> tuple[list[tuple[str, list[nn.Module], bool]], dict[str, str]]:
     """Find the layers whose weights the optimizer holds and multiply rows that are known.
 
-    Args:
-        where: opens the messages of errors.
-        model: the model.
-        parameters: those of the optimizer.
-        skip: modules to leave alone.
-        why_bias_is_plain: why no bias is treated with its weight, or "".
-
-    Returns:
-        Of each weight, frozen ones too, its name, the modules that share it, and whether the bias is treated with it;
-        and by name why parameters of the optimizer take the plain step.
+    Return of each weight, frozen ones too, its name, the modules that share it, and whether the bias is treated with
+    it; and by name why parameters of the optimizer take the plain step. `where` opens the messages of errors.
     """
     of_optimizer = {*parameters}
     refuse_private_gradients(where, of_optimizer)

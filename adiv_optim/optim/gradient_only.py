@@ -60,6 +60,7 @@ class GradientOnly(OptimizerWrapper):
 
     #: The arguments for layers that come later; None once this is detached.
     _attach_arguments: dict[str, Any] | None = None
+    _steps_with_gradients = 0
 
     def __init__(
         self,
@@ -104,11 +105,10 @@ class GradientOnly(OptimizerWrapper):
 
     @torch.compiler.disable  # the optimizer's step can be traced, and what is said around it not in torch 2.9
     def _count_step(self) -> bool:
-        """Count a step, and say whether it is the second with gradients; warn where the weights are not the model's."""
-        before = self._steps_with_gradients
-        if self._attach_arguments is not None:
-            self._warn_once(self._explain_lost_parameters(self.model), "")
-        return before < self._steps_with_gradients == 2
+        """Count a step with gradients, and say whether it is the second."""
+        has_gradients = any(p.grad is not None for group in self.param_groups for p in group["params"])
+        self._steps_with_gradients += has_gradients
+        return has_gradients and self._steps_with_gradients == 2
 
     @torch.compiler.disable
     def _warn_of_uncalled_layers(self) -> None:
@@ -126,7 +126,7 @@ class GradientOnly(OptimizerWrapper):
 
     def coverage(self) -> Coverage:
         """Say of every parameter that the optimizer holds whether its gradient is corrected, or why it is not."""
-        coverage = correction_coverage(self.model, trained=self._steps_with_gradients == 2)
+        coverage = correction_coverage(self.model, trained=self._steps_with_gradients > 1)
         return report(self, self.model, coverage, "no correction attached")
 
     def metrics(self) -> dict[str, float]:

@@ -12,7 +12,6 @@ from .._checks import check_positive
 from ..rows.models import Skip
 from .by_inputs import count_rows
 from .covariance import MeanSquare
-from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .roots import Scales
 from .watch import Watch
@@ -32,15 +31,6 @@ def _treatment(covariance: MeanSquare, factors: Sequence[Scales] | None) -> str:
     return f"divided by {factors[0].divisor:.3g}, input RMS {covariance.mean_square().sqrt().item():.3g}"
 
 
-def _metrics(layers: Sequence[LayerInputs]) -> dict[str, float]:
-    """Return the greatest s, and of each layer the RMS of its inputs."""
-    measured = [(layer, layer.factors[0]) for layer in layers if layer.factors is not None]
-    sizes = _device.read(*(layer.covariance.mean_square().sqrt() for layer, _ in measured))
-    rms = {f"{layer.name}/input_rms": size for (layer, _), size in zip(measured, sizes, strict=True)}
-    largest = max((factor.divisor for _, factor in measured), default=1.0)
-    return {"layers_measured": len(measured), "largest_scale": largest, **rms}
-
-
 class InputScaled(Mapped):
     r"""Let any optimizer step in variables in which no layer's inputs have an RMS above 1.
 
@@ -50,13 +40,10 @@ class InputScaled(Mapped):
     .. math:: W' = W s, \qquad G' = G / s
 
     and its step is added to the weight as ΔW' / s; the bias takes the plain step. It divides the step of an optimizer
-    whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s². A step ΔW moves the layer's outputs
-    by ΔW x: with Adam and Muon in proportion to |x|, with SGD, whose gradient has another x in it, in proportion
-    to |x|². So steps move the outputs as far as if a normaliser stood before the layer, and the forward pass has none.
-    It is `Proportional` where such optimizers cannot undo it, by layer instead of by row.
-
-    Where every layer reads inputs whose RMS is at most the floor's 1, as behind normalisers, the optimizer's steps stay
-    as they are, bit for bit.
+    whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s². So steps move the outputs as far as
+    if a normaliser stood before the layer, and the forward pass has none. It is `Proportional` where such optimizers
+    cannot undo it, by layer instead of by row. Where r is at most the floor's 1, as behind normalisers, steps stay as
+    they are, bit for bit.
 
     Which layers are treated, when r is measured, and how micro-batches, processes, compilation and checkpoints behave
     is as for `Whitened`.
@@ -105,7 +92,7 @@ class InputScaled(Mapped):
         check_positive("InputScaled", floor=floor)
         plain = "a bias moves its output by its own step, whatever the layer reads"
         change = ChangeOfVariables(
-            MeanSquare, partial(scales, floor=floor), _treatment, _metrics, why_bias_is_plain=plain, holds=hold
+            MeanSquare, partial(scales, floor=floor), _treatment, why_bias_is_plain=plain, holds=hold
         )
         watch = Watch(
             "InputScaled", model, change, every=every, decay=decay, process_group=process_group, skip=skip,

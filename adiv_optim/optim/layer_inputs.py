@@ -47,8 +47,8 @@ class LayerInputs:
         self.groups: tuple[int, ...] = ()
         #: Whether forward passes are counted now, and whether there has been one at all.
         self.armed, self.called = True, False
-        #: Steps of the optimizer, and measurements without a row while it had gradients.
-        self.step_index = self.empty_measurements = 0
+        #: Measurements without a row while it had gradients.
+        self.empty_measurements = 0
         #: How often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
         self.failures = self.drops = 0
         #: The scale that its weight was last stepped in, of a change of variables that holds W'; 0 is none.
@@ -145,7 +145,7 @@ class LayerInputs:
             patches = patches_of(module, rows)
             if not patches.kernel and (read := patches.input.shape[-1]) != (wanted := self.covariance.features):
                 raise ValueError(f"{self.name}: input_rows returned rows of {read} numbers; its weight takes {wanted}.")
-            for sums in self.covariance.sums(patches, dtype, bias_entry, self.step_index):
+            for sums in self.covariance.sums(patches, dtype, bias_entry):
                 parts = [part.to(self.weight.device) for part in sums.parts]  # which fully_shard may offload
                 total = Sums(parts, sums.rows).plus(total)
         return total if total is not None and total.rows else None

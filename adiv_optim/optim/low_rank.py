@@ -6,11 +6,12 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError
 
 from .. import _device
 from ..functional.patches import cross_gram
 from .covariance import Covariance, Sums, decayed
-from .roots import NoRootError, RightFactor, eigh
+from .roots import RightFactor, eigh
 
 #: The error of products of float32 numbers where torch.set_float32_matmul_precision lets a GPU round them.
 _TF32 = 2**-11
@@ -57,6 +58,7 @@ class LowRank(RightFactor):
 
     @property
     def tensors(self) -> list[Tensor]:
+        """Return c of each matrix, U and s."""
         return [torch.as_tensor(self.level).to(self.weights).expand(len(self.weights)), self.vectors, self.weights]
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
@@ -96,7 +98,7 @@ def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge:
     weights = torch.where(values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
     finite, *first = _device.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
-        raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
+        raise LinAlgError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
     return LowRank(level if level.numel() > 1 else first[0], vectors, weights)
 
 
@@ -112,13 +114,11 @@ class LowRankCovariance(Covariance):
     arguments see `Covariance`.
     """
 
-    by_lines, depends_on_statistics = False, True
+    depends_on_statistics = True
 
-    def __init__(
-        self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
-    ) -> None:
+    def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, rank: int) -> None:
         self.rank = rank
-        super().__init__(module, with_bias, max_dim, max_rows)
+        super().__init__(module, with_bias, max_dim)
 
     @property
     def _bases(self) -> list[Tensor]:
@@ -166,34 +166,18 @@ class LowRankCovariance(Covariance):
             statistics += [vectors, vectors * values[..., None, :], trace]
         return self.with_statistics(statistics, decay * self.rows + sums.rows)
 
-    def extremes(self) -> Tensor:
-        """Return those of the approximation to A: all eigenvalues but the leading ones are their mean."""
-        ends = []
-        for (trace, values, _), size in zip(self.spectra(), self.sizes, strict=True):
-            rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)
-            ends.append(torch.stack([torch.minimum(rest, values.amin(-1)), torch.maximum(rest, values.amax(-1))]))
-        return torch.stack(ends, 1)
-
-    def spectra(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return the trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""
-        return [
-            # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
-            (trace / self.rows, (basis * sketch).sum(-2) / self.rows, basis)
-            for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True)
-        ]
-
     def _inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[LowRank]:
-        return [
-            low_rank_inverse_root(trace / scale, values / scale[..., None], vectors, ridge)
-            for trace, values, vectors in self.spectra()
-        ]
+        roots = []
+        for basis, sketch, trace in zip(self._bases, self._sketches, self.traces(), strict=True):
+            # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
+            values = (basis * sketch).sum(-2) / self.rows
+            roots.append(low_rank_inverse_root(trace / self.rows / scale, values / scale[..., None], basis, ridge))
+        return roots
 
 
-def covariance_of(
-    module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
-) -> Covariance:
+def covariance_of(module: nn.Module, with_bias: bool, *, max_dim: int | None, rank: int | None) -> Covariance:
     """Return the covariance of a layer, of low rank where that is less than each block has columns."""
-    whole = Covariance(module, with_bias, max_dim, max_rows)
+    whole = Covariance(module, with_bias, max_dim)
     if rank is None or rank >= min(whole.sizes):
         return whole
-    return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
+    return LowRankCovariance(module, with_bias, max_dim, rank)

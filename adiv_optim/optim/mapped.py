@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
-from .. import _torch
 from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.models import Coverage
 from .chained import ChainedOptimizer
-from .gradient_only import GradientOnly
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .step import take_step
@@ -28,35 +26,29 @@ _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freez
 
 
 class Mapped(OptimizerWrapper):
-    """An optimizer that steps on other variables than the model's weights; its moments live in those variables too.
+    """An optimizer that steps on other variables, which a `Watching` of the model gives; its moments live there too.
 
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Where an error, a lack
     of memory or Ctrl-C ends the step early, all gradients and all mapped weights have their old values again. Other
     weights, those of plain steps and all of `Preconditioned`, are as the inner optimizer left them.
 
     The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights finds
-    zeros in their place. After the step p.grad is the gradient that it was before, or None if the inner optimizer frees
-    it. The inner optimizer's own `step()`, called by hand, is a plain step.
-
-    Args:
-        optimizer: any torch.optim.Optimizer but LBFGS.
-        watch: the measurements of the model whose parameters it steps on.
-
-    Raises:
-        TypeError: not an optimizer, or LBFGS.
-        ValueError: the optimizer holds no parameter of the model, holds another optimizer, has weights in its state, at
-            the first step at the latest, or is such a wrapper itself.
+    zeros in their place, and so do its hooks: register those that read or change weights on the wrapper. After the step
+    p.grad is the gradient that it was before, or None if the inner optimizer frees it. The inner optimizer's own
+    `step()`, called by hand, is a plain step.
     """
 
     model: nn.Module
     #: The measurements; None once this is detached.
     watch: Watching | None = None
+    #: Steps of this object, and the warnings that it gave.
+    _steps, _warned = 0, frozenset[str]()
 
     def __init__(self, optimizer: Optimizer, watch: Watching) -> None:
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, watch.model)
-        refuse_within(name, optimizer, Mapped)
+        refuse_within(name, optimizer)
         if watch.moves_weights:
             refuse_kept_weights(name, self._that_may_read_weights(), {})
         self.model, self.watch = watch.model, watch
@@ -85,12 +77,14 @@ class Mapped(OptimizerWrapper):
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
         self.watch.find(self.param_groups)
-        reason = self._explain_lost_parameters(self.model)
+        self._steps += 1
         with without_autocast(first.device.type):  # it would round the products
-            half_frozen = self._mapped_step(self.watch, step)
+            reason = self._mapped_step(self.watch, step)
         self.watch.count_step()
-        inactive = self.watch.why_inactive() if self._steps == 2 else ""
-        self._warn_once(reason or half_frozen or inactive, " takes plain steps")
+        reason = reason or (self.watch.why_inactive() if self._steps == 2 else "")
+        if reason and reason not in self._warned:
+            self._warned |= {reason}
+            warn(f"{type(self).__name__} takes plain steps: {reason}")
 
     def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
         """Step, and say why not every layer was treated, or ""."""
@@ -106,7 +100,7 @@ class Mapped(OptimizerWrapper):
             else:
                 reason = _HALF_FROZEN
         first = partial(self._first_step, step) if self._steps == 1 and watch.moves_weights else step
-        take_step(stacks, first, decay_factors(self.inner), has_step_hooks(self.inner))
+        take_step(stacks, first, decay_factors(self.inner))
         return reason
 
     def _first_step(self, step: Callable[[], Any]) -> None:
@@ -122,7 +116,7 @@ class Mapped(OptimizerWrapper):
 
     def _that_may_read_weights(self) -> list[Optimizer]:
         """List the optimizers of the step that are neither torch's nor hand it on."""
-        known = READ_NO_WEIGHTS | {ChainedOptimizer, GradientOnly}
+        known = READ_NO_WEIGHTS | {ChainedOptimizer}
         return [each for each in optimizers_in(self.inner) if type(each) not in known]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -175,14 +169,7 @@ class Mapped(OptimizerWrapper):
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
     """Return an optimizer and those within it that take its step; what a subclass does with them is not known."""
     parts: Sequence[Optimizer] = optimizer.optimizers if type(optimizer) is ChainedOptimizer else ()
-    parts = [optimizer.inner] if type(optimizer) is GradientOnly else parts
     return [optimizer, *(each for part in parts for each in optimizers_in(part))]
-
-
-def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Whether there are hooks on a step, which may read the weights in it."""
-    own = (each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in optimizers_in(optimizer))
-    return _torch.has_global_step_hooks() or any(own)
 
 
 def has_zero_lr(group: Mapping[str, Any]) -> bool:

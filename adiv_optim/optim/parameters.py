@@ -9,33 +9,25 @@ from torch.optim import Optimizer
 from ..corrections import Correction
 from ..rows.models import Coverage
 
-_ORDER = "These are the arguments in the wrong order: the optimizer comes first, then the model."
+#: What to say where a model stands in the place of an optimizer, or the other way round.
+WRONG_ORDER = "These are the arguments in the wrong order: the optimizer comes first, then the model."
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
 OUTSIDE = "no parameter of the model that was wrapped"
-
-
-def names_and_parameters(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the optimizer's parameters by their names in the model, then others by their places in its groups."""
-    every = {
-        id(p): (f"param_groups[{number}]['params'][{place}]", p)
-        for number, group in enumerate(optimizer.param_groups)
-        for place, p in enumerate(group["params"])
-    }
-    of_model = {name: p for name, p in model.named_parameters() if every.pop(id(p), None)}
-    return {**of_model, **dict(every.values())}
 
 
 def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: str) -> Coverage:
     """Say of each of the optimizer's parameters whether it is treated, or that it is none of the model's.
 
-    Args:
-        optimizer: whose parameters.
-        model: the model.
-        coverage: by names in the model.
-        unknown: why other parameters of the model are plain.
+    They come by their names in the model, then by their places in the optimizer's groups. `coverage` is by names in the
+    model, and `unknown` says why others of its parameters are plain.
     """
-    parameters = names_and_parameters(optimizer, model)
-    of_model = parameters.keys() & dict(model.named_parameters())
+    places = {
+        p: f"param_groups[{number}]['params'][{place}]"
+        for number, group in enumerate(optimizer.param_groups)
+        for place, p in enumerate(group["params"])
+    }
+    of_model = {name: p for name, p in model.named_parameters() if places.pop(p, None)}
+    parameters = {**of_model, **{place: p for p, place in places.items()}}
     treated, never_seen = (
         {name: how for name, how in said.items() if name in of_model}
         for said in (coverage.treated, coverage.never_seen)
@@ -49,28 +41,6 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
     return Coverage(treated, skipped, never_seen, {name: p.numel() for name, p in parameters.items()})
 
 
-def explain_replaced_parameters(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
-    """Say that the optimizer's weights are no longer the model's, or if `starved` that none has had a gradient."""
-    of_optimizer = names_and_parameters(optimizer, model)
-    names = dict(model.named_parameters())
-    replaced = [
-        name for name, p in names.items() if name not in of_optimizer and p.grad is not None and p.requires_grad
-    ]
-    outside = [name for name, p in of_optimizer.items() if name not in names and p.grad is None]
-    if outside and replaced:
-        return (
-            f"{', '.join(replaced[:3])}{', …' * (len(replaced) > 3)} of {type(model).__name__} has a gradient and is "
-            f"none of the optimizer's parameters, of which {outside[0]} is none of the model's: the optimizer's "
-            "weights are no longer this model's. Build the optimizer from the model as it is now, and wrap again."
-        )
-    if starved:
-        return (
-            "no parameter that the optimizer holds has had a gradient: if another model trains, made after this one "
-            "was wrapped, the optimizer's weights are no longer that model's. Build it from that one, and wrap again."
-        )
-    return ""
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model itself, which DistributedDataParallel and torch.compile give other names."""
     while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
@@ -82,7 +52,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def check_model(name: str, model: nn.Module) -> None:
     """Raise if `model` is none; `name` opens the message."""
     if not isinstance(model, nn.Module):
-        order = f" {_ORDER}" * isinstance(model, (Optimizer, Correction))
+        order = f" {WRONG_ORDER}" * isinstance(model, (Optimizer, Correction))
         raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
 
 
@@ -98,14 +68,3 @@ def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> 
             f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
             "parameters(), after any deepcopy that makes new ones."
         )
-
-
-def no_optimizer(name: str, value: object) -> TypeError:
-    """Return the error for an argument that is no optimizer; `name` opens the message."""
-    if isinstance(value, nn.Module):
-        return TypeError(f"{name}: {_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
-    return TypeError(
-        f"{name} wraps a torch.optim.Optimizer, found {type(value).__name__}; build the optimizer first: "
-        f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model). To code that calls a class with parameters and "
-        f"keywords, give a function: lambda parameters, lr: {name}(torch.optim.Adam(parameters, lr=lr), model)."
-    )

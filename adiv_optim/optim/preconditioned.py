@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError
 from torch.optim import Optimizer
 
 from .. import _device
 from .._checks import check_count, check_positive, without_none
 from ..rows.models import Skip
-from .by_inputs import count_rows, covariance_metrics, treatment
+from .by_inputs import count_rows, treatment
 from .covariance import Covariance
 from .mapped import Mapped
-from .roots import NoRootError, RightFactor, Whole
+from .roots import RightFactor, Whole
 from .watch import Watch
 from .watching import ChangeOfVariables
 
@@ -26,7 +27,7 @@ def inverses(covariance: Covariance, damping: float) -> Sequence[RightFactor]:
 
 
 def damped_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
-    """Return (A + λI)⁻¹ of A, (…, d, d), and λ > 0, (…); or a NoRootError."""
+    """Return (A + λI)⁻¹ of A, (…, d, d), and λ > 0, (…); or a LinAlgError."""
     # In units of λ, in float64: it may be far below the resolution of float32 beside A.
     ridge = _device.to_float64(ridge)[..., None, None]
     work = _device.to_float64(matrix) / ridge
@@ -34,7 +35,7 @@ def damped_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(work)
     inverse = (torch.cholesky_inverse(factor) / ridge).to(matrix)
     if not all(_device.read((failed == 0).all(), inverse.isfinite().all())):
-        raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
+        raise LinAlgError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
     return inverse
 
 
@@ -46,22 +47,21 @@ class Preconditioned(Mapped):
 
     .. math:: \tilde G' = \tilde G (A + \lambda I)^{-1}, \qquad \tilde G = [G_W, g_b]
 
-    and p.grad is the plain gradient again after the step. It is `BatchIdeal` with a memory: sums over rows, so that
-    micro-batches and processes give exactly the step of the joined batch. Behind plain SGD it is FOOF (Benzing
-    2022), as `Whitened(SGD, graft_norm=False)` is; around Muon it is Newton-Muon (arXiv 2604.01472), around AdamW DoPr
-    (arXiv 2606.06418).
+    and p.grad is the plain gradient again after the step. It is `BatchIdeal` with a memory: micro-batches and processes
+    give exactly the step of the joined batch. Behind plain SGD it is FOOF (Benzing 2022); around Muon it is Newton-Muon
+    (arXiv 2604.01472), around AdamW DoPr (arXiv 2606.06418).
 
     Which layers are treated, when A is measured, and the part of micro-batches, processes, compilation and checkpoints,
     is as for `Whitened`. Gradient clipping before the step sees the plain gradient. An optimizer that keeps weights in
     its state may be wrapped. Where its step fails, gradients are restored, and weights are where it left them.
 
-    Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
-    `BatchIdeal(damping × rows / columns)`, columns counting the bias.
+    Conversion: with every=1 and decay=0 Preconditioned(SGD), as Whitened(SGD, graft_norm=False), takes the step of
+    `GradientOnly` with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model.
-        damping, decay, every, max_dim, max_rows, process_group, skip: as for `Whitened`.
+        damping, decay, every, max_dim, process_group, skip: as for `Whitened`.
 
     Raises:
         TypeError, ValueError: as `Whitened`.
@@ -89,21 +89,19 @@ class Preconditioned(Mapped):
         decay: float = 0.9,
         every: int = 10,
         max_dim: int | None = 1024,
-        max_rows: int | None = None,
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
         check_positive("Preconditioned", damping=damping)
-        check_count("Preconditioned", **without_none(max_dim=max_dim, max_rows=max_rows))
+        check_count("Preconditioned", **without_none(max_dim=max_dim))
         change = ChangeOfVariables(
-            partial(Covariance, max_dim=max_dim, max_rows=max_rows),
+            partial(Covariance, max_dim=max_dim),
             partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
-            partial(covariance_metrics, damping=damping),
             moves_weights=False,
         )
         watch = Watch(
             "Preconditioned", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
-            damping=damping, max_dim=max_dim, max_rows=max_rows,
+            damping=damping, max_dim=max_dim,
         )  # fmt: skip
         super().__init__(optimizer, watch)

@@ -6,18 +6,14 @@ from typing import Any
 import torch
 from torch import distributed
 
-from .._distributed import DataParallelGroup, Group, add_up, cut_of, why_not_one_cut
+from .._distributed import Group, add_up, cut_of, why_not_one_cut
 from ..rows.layers import Layout, plain_type
 from .covariance import MeanSquare, Sums
 from .layer_inputs import LayerInputs
 
 
-def refuse_shards(where: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:
-    """Raise a ValueError if parts of a layer are not whole rows, or stand on processes whose rows do not count.
-
-    A map of columns takes whole rows, all of an output's weights, and which of them is no matter. With groups, or a
-    column for each output, pieces along dimension 0 are no such rows.
-    """
+def refuse_shards(where: str, layers: Iterable[LayerInputs], group: Group) -> None:
+    """Raise a ValueError if parts of a layer are not whole rows, or stand on processes whose rows do not count."""
     for layer in layers:
         mesh: Any = getattr(layer.weight, "device_mesh", None)
         placed = [getattr(parameter, "placements", "a whole") for parameter in layer.parameters]
@@ -31,7 +27,7 @@ def refuse_shards(where: str, layers: Iterable[LayerInputs], processes: DataPara
             )
         if mesh is None:
             continue
-        counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
+        counted = distributed.get_process_group_ranks(group or distributed.group.WORLD)
         if missing := sorted({*mesh.mesh.flatten().tolist()}.difference(counted)):
             raise ValueError(
                 f"{where}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "

@@ -7,28 +7,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .wrapper import OptimizerWrapper
 
-
-def refuse_within(name: str, optimizer: Optimizer, mapped: type[OptimizerWrapper]) -> None:
-    """Raise a ValueError where another wrapper inside is `mapped`, or another optimizer inside has a state."""
-    within = optimizer
-    while isinstance(within, OptimizerWrapper):
-        if isinstance(within, mapped):
-            raise ValueError(
-                f"{name} around {type(within).__name__}: the outer one would change what the inner one measures; "
-                "choose one."
-            )
-        within = within.inner
-    if type(within).__name__ == "ZeroRedundancyOptimizer":
-        raise ValueError(
-            f"{name} around ZeroRedundancyOptimizer: from outside its weight decay cannot be told from its step, "
-            "and inside each process would measure other layers. Shard weights and state by "
-            f"torch.distributed.fsdp.fully_shard, and wrap any optimizer in {name}."
-        )
-    inside = next((type(value).__name__ for value in vars(within).values() if isinstance(value, Optimizer)), None)
+def refuse_within(name: str, optimizer: Optimizer) -> None:
+    """Raise a ValueError where an optimizer holds another one, which has a state."""
+    around = type(optimizer).__name__
+    if around == "ZeroRedundancyOptimizer":
+        raise ValueError(f"{name} around ZeroRedundancyOptimizer: shard by torch.distributed.fsdp.fully_shard instead.")
+    inside = next((type(value).__name__ for value in vars(optimizer).values() if isinstance(value, Optimizer)), None)
     if inside:  # a chain has its optimizers in a tuple
-        around = type(within).__name__
         raise ValueError(
             f"{name} around {around}, which holds an optimizer itself: it would mix weights of one step's variables "
             f"with those of another's. Write {around}({name}({inside}(…), model), …)."

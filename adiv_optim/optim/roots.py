@@ -1,50 +1,21 @@
-"""Strips of symmetric matrices, their inverse roots, and the factors made of these.
+"""Inverse roots of symmetric matrices, and the factors made of these."""
 
-XᵀX is symmetric: strips of rows from the diagonal on are little more than half of it.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError
 
 from .. import _device
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
 
-#: How many rows are one strip.
-STRIP = 64
-
-
-def strips_of(size: int, is_whole: bool = False) -> list[tuple[int, int]]:
-    """Return first and last row of the strips of a matrix, nearly equal; of a whole one there is but one."""
-    count = 1 if is_whole else max(1, size // STRIP)
-    return list(pairwise(size * k // count for k in range(count + 1)))
-
-
-def joined(strips: Iterable[Tensor]) -> Tensor:
-    """Return the symmetric matrix of strips, each of shape (…, rows, columns from the diagonal on)."""
-    first, *others = strips
-    matrix = first.new_empty(*first.shape[:-2], first.shape[-1], first.shape[-1])
-    start = 0
-    for strip in (first, *others):
-        end = start + strip.shape[-2]
-        matrix[..., start:end, start:] = strip
-        matrix[..., start:, start:end] = strip.mT
-        start = end
-    return matrix
-
-
-class NoRootError(ArithmeticError):
-    """A matrix that could not be factorised, in float64 either."""
-
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors of a symmetric matrix; a NoRootError where float64 has none, as with NaN.
+    """Return eigenvalues and eigenvectors of a symmetric matrix; a LinAlgError where float64 has none, as with NaN.
 
     LAPACK's float32 eigh fails to converge on some matrices with many eigenvalues in one place, such as the covariance
     of inputs that are mostly zero. A multiple of the identity on top, far above rounding, prevents most of it.
@@ -52,7 +23,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     for work in (matrix,) if matrix.dtype == torch.float64 else (matrix, None):
         try:
             values, vectors = torch.linalg.eigh(_device.to_float64(matrix) if work is None else work)
-        except torch.linalg.LinAlgError:
+        except LinAlgError:
             continue
         except RuntimeError as error:
             if not str(error).startswith("cusolver error"):  # few errors of cuSOLVER are LinAlgErrors
@@ -60,7 +31,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
             continue
         if all(_device.read(_finite(values), _finite(vectors))):
             return values.to(matrix), vectors.to(matrix)
-    raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
+    raise LinAlgError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
 
 
 def _finite(tensor: Tensor) -> Tensor:
@@ -69,7 +40,7 @@ def _finite(tensor: Tensor) -> Tensor:
 
 
 def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tensor:
-    r"""Return :math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
+    r"""Return :math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a LinAlgError.
 
     By eigenvalues; in float64 where `condition`, an upper bound of (trace of A) / λ + 1, is large, or columns are far
     apart in scale. Where neither is so, an accelerator takes `by_products`. A column that is 0 off A's diagonal, as of
@@ -87,10 +58,10 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     if product is None:
         values, vectors = eigh(shifted)
         half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
-        product = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
+        product = half @ half.mT
     inverse = product.div_(level[..., None, None].to(product).sqrt()).to(matrix)
     if not all(_device.read(_finite(inverse))):
-        raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
+        raise LinAlgError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     is_diagonal = (matrix != 0).sum(-1) == (variances != 0)
     inverse.masked_fill_(is_diagonal[..., None] | is_diagonal[..., None, :], 0.0)
     inverse.diagonal(dim1=-2, dim2=-1).copy_(
@@ -124,13 +95,9 @@ def by_products(matrix: Tensor, condition: float) -> Tensor | None:
 class RightFactor:
     """A matrix M that [W, b] is multiplied with from the right, or one for each layer of a stack."""
 
-    #: M⁻¹.
-    inverse: "cached_property[Any]"
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """What it is built from, each with a first dimension for the matrices of a stack."""
-        raise NotImplementedError
+    #: M⁻¹, and what M is built from, each with a first dimension for the matrices of a stack.
+    inverse: Any
+    tensors: Any
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
         """Return W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it is +0.
@@ -158,13 +125,10 @@ class Whole(RightFactor):
     def __init__(self, matrix: Tensor) -> None:
         # In one layout wherever it comes from: in another one products round otherwise, and runs resume inexactly.
         self.matrix = matrix.contiguous()
+        self.tensors = [self.matrix]
         #: Its rows that go with W and the one of b, in columns likewise.
         ends = slice(-1), slice(-1, None)
         self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.matrix]
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
         weight = parts[0]

@@ -49,7 +49,7 @@ class Stack:
         self.layout, self.layers = layout, layers
         self.moves_weights, self.keeps_norm, self.shrink = moves_weights, keeps_norm, shrink
         self.shapes = [local(parameter).shape for parameter in parameters[: len(parameters) // layers]]
-        #: Whether the learning rate is 0, and whether anything may read the weights in the step.
+        #: Whether the learning rate is 0, and whether the optimizer may read the weights in the step.
         self.has_zero_lr, self.is_read = False, True
         self.forget()
 
@@ -101,8 +101,8 @@ class Stack:
             self._parts = [local(parameter).detach() for parameter in self.parameters]
         return self._parts
 
-    def enter(self, decays: Mapping[int, float], is_read: bool) -> None:
-        """Keep gradients and weights, and write both in the new variables; for the arguments see `take_step`.
+    def enter(self, decays: Mapping[int, float]) -> None:
+        """Keep gradients and weights, and write both in the new variables; for `decays` see `take_step`.
 
         Where the optimizer reads no weights it finds zeros: a weight that was 0 holds the step itself afterwards.
         """
@@ -110,7 +110,7 @@ class Stack:
         if self.moves_weights:
             joined = self.join(self._local_parameters())
             self.old = joined if self.layers > 1 else [w.clone(memory_format=torch.preserve_format) for w in joined]
-            self.is_read = is_read or any(id(p) not in decays for p in self.parameters)
+            self.is_read = any(id(p) not in decays for p in self.parameters)
             self.keep = [decays.get(id(p), 1.0) for p in self.parameters[: len(joined)]]  # layers share groups
         gradients = [_placed_as(p, p.grad) for p in self.parameters if p.grad is not None]
         there = [at_least_float32(each) for each in self.join([local(gradient) for gradient in gradients])]
@@ -190,18 +190,14 @@ class Stack:
             torch._foreach_copy_([part for part, _ in elsewhere], [value for _, value in elsewhere])
 
 
-def take_step(stacks: Sequence[Stack], step: Callable[[], Any], decays: Mapping[int, float], is_read: bool) -> None:
-    """Let an optimizer step in the variables of stacks; whatever ends that early, all they map is as it was.
+def take_step(stacks: Sequence[Stack], step: Callable[[], Any], decays: Mapping[int, float]) -> None:
+    r"""Let an optimizer step in the variables of disjoint stacks; whatever ends that early, all they map is as it was.
 
-    Args:
-        stacks: of disjoint parameters.
-        step: the optimizer's.
-        decays: of `decay_factors`.
-        is_read: whether somebody may read the weights in the step, whatever the optimizer does.
+    `decays` has by ids of weights the c of steps :math:`w \leftarrow c w + \Delta` whose Δ is free of w.
     """
     try:
         for stack in stacks:
-            stack.enter(decays, is_read)
+            stack.enter(decays)
         step()
         for stack in stacks:
             stack.leave()

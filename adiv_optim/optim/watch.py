@@ -4,17 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, distributed, nn
+from torch.linalg import LinAlgError
 
 from .. import _device
 from .._checks import check_count, check_not_negative, warn
-from .._distributed import DataParallelGroup
+from .._distributed import process_group_of
 from ..rows.models import FSDP1_REMEDY, SHARED_MEMORY, Skip, named_in_skip, refuse_lazy, refuse_sharded
 from .covariance import MeanSquare, stacked_covariance
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
-from .roots import NoRootError, RightFactor, Scales
+from .roots import RightFactor, Scales
 from .step import Stack
 from .watching import ChangeOfVariables, Watching
 
@@ -54,10 +55,9 @@ class Watch(Watching):
             raise ValueError(f"{name}: decay is {decay}; it must be at least 0 and below 1.")
         check_count(name, every=every)
         self.name, self.model, self.change = name, unwrapped(model), change
-        self.every, self.decay, self.process_group = every, float(decay), DataParallelGroup(name, process_group)
+        self.every, self.decay, self.process_group = every, float(decay), process_group
         self.skip = skip if isinstance(skip, str) else tuple(skip)
-        watched = {"decay": decay, "every": every, "process_group": self.process_group, "skip": self.skip}
-        self.settings = {**settings, **watched}
+        self.settings = {**settings, "decay": decay, "every": every, "process_group": process_group, "skip": self.skip}
         refuse_sharded(name, self.model, FSDP1_REMEDY, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
         # Before an optimizer that holds another one is told to go around the wrapper, as Opacus's could not.
@@ -113,7 +113,7 @@ class Watch(Watching):
                 continue  # one that has never trained takes no memory
             layers.append(old or LayerInputs(name, modules, with_bias, self.change.covariance(modules[0], with_bias)))
             layers[-1].groups = tuple(group_of[id(p)] for p in layers[-1].parameters)
-        refuse_shards(self.name, layers, self.process_group)
+        refuse_shards(self.name, layers, process_group_of(self.name, self.process_group))
         whys = self.untreated.values()
         if not layers and not self._signature and not any(why.startswith(SHARED_MEMORY) for why in whys):
             reasons = "; ".join(f"{path} ({why})" for path, why in list(self.untreated.items())[:5])
@@ -167,18 +167,19 @@ class Watch(Watching):
         counted = [layer.counted() for layer in self.layers]
         several = bool(self.layers) and distributed.is_available() and distributed.is_initialized()
         if several:
-            counted = add_up_sums(self.layers, counted, self.process_group.group)
+            group = process_group_of(self.name, self.process_group)
+            counted = add_up_sums(self.layers, counted, group)
         seen = {layer: sums for layer, sums in zip(self.layers, counted, strict=True) if sums is not None}
         is_finite = dict(zip(seen, _device.read(*(sums.is_finite() for sums in seen.values())), strict=True))
-        averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, NoRootError]()
+        averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, LinAlgError]()
         for layer, sums in seen.items():
             try:
                 if is_finite[layer]:
                     averages[layer] = layer.covariance.updated(sums, self.decay)
-            except NoRootError as error:
+            except LinAlgError as error:
                 averages[layer], errors[layer] = layer.covariance, error
         if several:
-            averages = agree(averages, self.process_group.group)
+            averages = agree(averages, group)
         kinds = {*map(stacking_key, averages)}
         of_measured_kinds = [layer for layer in self.layers if stacking_key(layer) in kinds]
         factors, failed = self.factorise({layer: averages.get(layer, layer.covariance) for layer in of_measured_kinds})
@@ -200,7 +201,7 @@ class Watch(Watching):
 
     def factorise(
         self, averages: Mapping[LayerInputs, MeanSquare]
-    ) -> tuple[dict[LayerInputs, list[RightFactor]], dict[LayerInputs, NoRootError]]:
+    ) -> tuple[dict[LayerInputs, list[RightFactor]], dict[LayerInputs, LinAlgError]]:
         """Return R of every layer that has seen rows, block by block; and why others of these have none.
 
         Layers of one kind go together, whichever of them was measured last: a run that goes on from a checkpoint has
@@ -210,7 +211,7 @@ class Watch(Watching):
         for layer, average in averages.items():
             if average.rows:
                 together.setdefault((stacking_key(layer), average.rows), {})[layer] = average
-        factors, errors = dict[LayerInputs, list[RightFactor]](), dict[LayerInputs, NoRootError]()
+        factors, errors = dict[LayerInputs, list[RightFactor]](), dict[LayerInputs, LinAlgError]()
         groups_left = [*together.values()]
         while groups_left:
             each = groups_left.pop()
@@ -218,7 +219,7 @@ class Watch(Watching):
                 stacks = self.change.factors(stacked_covariance([*each.values()]))
                 every = zip(*(stack.unstacked(len(each)) for stack in stacks), strict=True)
                 factors |= zip(each, map(list, every), strict=True)
-            except NoRootError as error:
+            except LinAlgError as error:
                 if len(each) == 1:
                     errors |= dict.fromkeys(each, error)
                 else:  # those that have one get it
@@ -239,8 +240,8 @@ class Watch(Watching):
             layer.drops, entries = 0, remembered.get(layer.weight, {})
             new = self.change.covariance(layer.modules[0], layer.bias is not None)
             device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
-            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.saved())]
-            layer.covariance = new.loaded(statistics, entries.get("rows", 0.0))
+            statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.statistics)]
+            layer.covariance = new.with_statistics(statistics, entries.get("rows", 0.0))
             layer.last_scale = float(entries.get("last", 0.0))
         factors, errors = self.factorise({layer: layer.covariance for layer in self.layers})
         for layer in self.layers:
@@ -251,7 +252,7 @@ class Watch(Watching):
         """Let forward passes gather if the next step measures."""
         due = self.is_due()
         for layer in self.layers:
-            layer.armed, layer.step_index = due, self.steps
+            layer.armed = due
 
 
 def stacking_key(layer: LayerInputs) -> Any:

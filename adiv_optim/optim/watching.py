@@ -17,8 +17,6 @@ from .roots import RightFactor
 from .step import Stack
 from .wrapper import OURS, WITHOUT_STATE, parameters_and_keys, wrapper_entries
 
-#: Settings, whole numbers or None, that the shapes of entries follow from.
-_SHAPING = ("max_dim", "rank")
 #: The remedy for a checkpoint that does not fit.
 _REMEDY = (
     "load what was saved of the same model with the same settings, or leave the names out that begin with "
@@ -31,9 +29,8 @@ class ChangeOfVariables(NamedTuple):
 
     Args:
         covariance: (layer, whether its bias is treated with the weight) → that of its inputs, before the first row.
-        factors: covariance → R, block by block, or a NoRootError.
+        factors: covariance → R, block by block, or a LinAlgError.
         treatment: (covariance, R or None) → in words, how a layer is treated.
-        metrics: layers → numbers for a logger.
         keeps_norm: whether each layer's step, mapped back, gets the norm that the optimizer gave it.
         moves_weights: whether weights are mapped too, or gradients alone.
         why_bias_is_plain: why a bias is not treated with its weight, or "" if it is.
@@ -43,7 +40,6 @@ class ChangeOfVariables(NamedTuple):
     covariance: Callable[[nn.Module, bool], MeanSquare]
     factors: Callable[[Any], Sequence[RightFactor]]
     treatment: Callable[[Any, Any], str]
-    metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
     keeps_norm: bool = False
     moves_weights: bool = True
     why_bias_is_plain: str = ""
@@ -98,10 +94,10 @@ class Watching:
         if any(layer.drops for layer in layers):
             return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
         return bool(layers) * (
-            "no layer has seen a row. Train with gradients enabled; name layers in skip whose weights another module "
-            "uses, as merged adapters are; and wrap the optimizer before the first call of a model that torch.compile "
-            "has compiled, or of another of the same classes, whose graph has no hooks; or call torch._dynamo.reset() "
-            "then."
+            "no layer has seen a row. Build the optimizer from the model as it is now; train with gradients enabled; "
+            "name layers in skip whose weights another module uses, as merged adapters are; and wrap the optimizer "
+            "before the first call of a model that torch.compile has compiled, or of another of the same classes, "
+            "whose graph has no hooks; or call torch._dynamo.reset() then."
         )
 
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
@@ -110,7 +106,7 @@ class Watching:
         every: dict[Tensor, dict[str, Any]] = {}
         for layer in self.layers:
             covariance, weight = layer.covariance, layer.weight
-            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.saved())}
+            every[weight] = {f"{n}": tensor for n, tensor in enumerate(covariance.statistics)}
             every[weight]["rows"] = covariance.rows
             if type(covariance) is MeanSquare:  # a scale of 0 is none yet
                 dtype = _device.widest_dtype(weight.device)
@@ -121,8 +117,12 @@ class Watching:
         """Take the memory of some parameters from a checkpoint, and forget that of others."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the last measurements, as scalars for a logger."""
-        return self.change.metrics(self.layers)
+        """Return counts, and of each layer the RMS of its inputs, with the bias's 1 where that is treated."""
+        measured = [layer for layer in self.layers if layer.factors is not None]
+        sizes = _device.read(*(layer.covariance.mean_square().mean().sqrt() for layer in measured))
+        failures = sum(layer.failures for layer in self.layers)
+        counts = {"layers_measured": len(measured), "failed_factorisations": failures}
+        return counts | {f"{layer.name}/input_rms": size for layer, size in zip(measured, sizes, strict=True)}
 
     def coverage(self) -> Coverage:
         """Say of every parameter that was looked at how it is treated, or why it is not."""
@@ -140,14 +140,9 @@ class Watching:
                     said[name] = how if why or place == 0 else f"{verb}with its weight"
         return Coverage(treated, skipped, never_seen)
 
-    def _shaping(self) -> dict[str, int]:
-        """Return the settings that shapes follow from, and 0 for those that are None."""
-        return {name: int(self.settings[name] or 0) for name in _SHAPING if name in self.settings}
-
     def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Return all entries of a parameter, by their names in a state dict."""
-        every = {"steps": self.steps, **self._shaping(), **entries}
-        return {self.prefix + name: value for name, value in every.items()}
+        return {self.prefix + name: value for name, value in {"steps": self.steps, **entries}.items()}
 
     def add_to(self, plain: Mapping[str, Any], inner: Optimizer) -> dict[str, Any]:
         """Return a state dict of the optimizer inside with the entries in it.
@@ -189,20 +184,12 @@ class Watching:
                 saved = {n: entries[n] for n in names if entries[n] != {}}
                 if saved and key in parameters:  # else the optimizer refuses the groups
                     wanted = self._named(remembered.get(parameters[key], {}))
-                    self._check(saved, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]")
+                    check_like(saved, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]", _REMEDY)
                     loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in saved.items()}
                 left = {n: value for n, value in entries.items() if n not in names} if names else entries
                 if left or not names:
                     others[key] = left
         return loaded, {**state_dict, **rest}
-
-    def _check(self, saved: Mapping[str, Any], wanted: Mapping[str, Any], place: str) -> None:
-        for setting, here in self._shaping().items():
-            value = saved.get(self.prefix + setting)
-            if isinstance(value, int) and value != here:
-                saved_with = f"{setting}={value or None}, this has {setting}={here or None}"
-                raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
-        check_like(saved, wanted, place, _REMEDY)
 
     def load_all(self, loaded: Mapping[Tensor, Mapping[str, Any]], rest: Mapping[str, Any], inner: Optimizer) -> None:
         """Take the entries that `split_from` returned, and warn where a trained parameter has none."""

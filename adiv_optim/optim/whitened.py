@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from .._checks import check_count, check_positive, without_none
 from ..rows.models import Skip
-from .by_inputs import count_rows, covariance_metrics, treatment
+from .by_inputs import count_rows, treatment
 from .covariance import Covariance
 from .low_rank import covariance_of
 from .mapped import Mapped
@@ -26,9 +26,8 @@ class Whitened(Mapped):
 
     and its step ΔW~' is added to the weights as :math:`\Delta\tilde W' (A + \lambda I)^{-1/2}`. Measured there, the
     length of a step is its effect on the activations; `graft_norm`, the default, then rescales each layer's step to the
-    norm that the optimizer gave it. Without it plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the step of
-    `BatchIdeal`, of FOOF (Benzing 2022) and of K-FAC's input factor; every other optimizer takes its own idea of a good
-    step.
+    norm that the optimizer gave it. Without it plain SGD takes the step of `Preconditioned`, which is that of FOOF
+    (Benzing 2022) and of K-FAC's input factor.
 
     It treats nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
     samples, tokens or patches; groups of a convolution each have an A. A layer of any other class with a `weight` of
@@ -47,9 +46,6 @@ class Whitened(Mapped):
     Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in
     `coverage` and `metrics`, and warned of once.
 
-    Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
-    with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
-
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
         model: the model.
@@ -64,16 +60,14 @@ class Whitened(Mapped):
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
             eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
-        max_rows: at most so many rows of a forward pass count, spread over it; None is all. Of a convolution whole
-            samples are left out, and one may have more.
         process_group: the processes over which A is added up: those that train the same layers on other rows, one
-            stage's of a pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default
-            group.
+            stage's of a pipeline. A DeviceMesh of one dimension (mesh["data"]), or a ProcessGroup, with which torch
+            neither copies nor pickles; None is the default group.
         skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to whiten, another wrapper that maps weights inside, a setting out of its range, parameters
+        ValueError: nothing to whiten, a setting out of its range, parameters
             without a shape yet, or sharded otherwise than by rows.
 
     Example:
@@ -101,21 +95,19 @@ class Whitened(Mapped):
         graft_norm: bool = True,
         rank: int | None = None,
         max_dim: int | None = 1024,
-        max_rows: int | None = None,
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
         check_positive("Whitened", damping=damping)
-        check_count("Whitened", **without_none(rank=rank, max_dim=max_dim, max_rows=max_rows))
+        check_count("Whitened", **without_none(rank=rank, max_dim=max_dim))
         change = ChangeOfVariables(
-            partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank),
+            partial(covariance_of, max_dim=max_dim, rank=rank),
             partial(Covariance.inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
-            partial(covariance_metrics, damping=damping),
             keeps_norm=graft_norm,
         )
         watch = Watch(
             "Whitened", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
-            damping=damping, graft_norm=graft_norm, rank=rank, max_dim=max_dim, max_rows=max_rows,
+            damping=damping, graft_norm=graft_norm, rank=rank, max_dim=max_dim,
         )  # fmt: skip
         super().__init__(optimizer, watch)

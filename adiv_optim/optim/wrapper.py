@@ -4,15 +4,15 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from .._checks import check_dict, warn
+from .._checks import check_dict
 from ..rows.models import Coverage
-from .parameters import explain_replaced_parameters, no_optimizer
+from .parameters import WRONG_ORDER
 
 #: How the names begin of entries that wrappers add to the optimizer's in a state dict.
 OURS = "adiv_optim."
@@ -35,35 +35,31 @@ class OptimizerWrapper(Optimizer):
     and code that reads or writes them see one optimizer. Hooks registered on the wrapper run around the whole step, and
     hooks of the inner optimizer inside it; torch's global ones do both.
 
-    `step(closure)` calls the closure once, before the inner step. LBFGS is refused, since it calls the
-    closure many times within a step and its line search needs the true gradient.
-
     Args:
         optimizer: the optimizer to wrap; kept as `inner`.
 
     Raises:
-        TypeError: `optimizer` is not a torch.optim.Optimizer, is LBFGS, or has an `eval()`, as schedule-free ones do.
+        TypeError: `optimizer` is not a torch.optim.Optimizer, is LBFGS or a wrapper itself, or has an `eval()`, as
+            schedule-free ones do.
     """
 
     inner: Optimizer
     param_groups, defaults = _of_inner("param_groups"), _of_inner("defaults")
-    #: Steps of this object, those with gradients up to the second, and the warnings that it gave.
-    _steps, _steps_with_gradients, _warned = 0, 0, frozenset[str]()
-
-    def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
-        """Refuse parameters in the place of the optimizer, before Python refuses the learning rate beside them."""
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise no_optimizer(cls.__name__, optimizer)
-        return super().__new__(cls)
 
     def __init__(self, optimizer: Optimizer) -> None:
         name = type(self).__name__
         if not isinstance(optimizer, Optimizer):
-            raise no_optimizer(name, optimizer)
+            order = WRONG_ORDER if isinstance(optimizer, nn.Module) else "Build that first, from model.parameters()."
+            raise TypeError(f"{name} wraps a torch.optim.Optimizer, found {type(optimizer).__name__}. {order}")
         if isinstance(optimizer, LBFGS):
             raise TypeError(
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
                 "search needs the true gradient of the loss. Wrap a first-order optimizer (SGD, AdamW, …)."
+            )
+        if isinstance(optimizer, OptimizerWrapper):
+            raise TypeError(
+                f"{name} cannot wrap {type(optimizer).__name__}: wrappers do not nest. Choose one; a correction goes "
+                "on the model by attach(model, correction), without a wrapper."
             )
         # One that holds another, as Accelerate's, only passes the call on.
         if hasattr(optimizer, "eval") and not any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
@@ -113,43 +109,15 @@ class OptimizerWrapper(Optimizer):
 
     def metrics(self) -> dict[str, float]:
         """Return the last measurements as a flat dict of numbers, for any logger."""
-        return self.inner.metrics() if isinstance(self.inner, OptimizerWrapper) else {}
+        return {}
 
     def _metrics(self, coverage: Coverage, numbers: dict[str, float]) -> dict[str, float]:
-        """Return the numbers of the inner optimizer, the treated shares, and the numbers of this wrapper."""
+        """Return the treated shares and further numbers, by names that begin with the wrapper's."""
         shares = {"treated_parameters": coverage.parameter_share, "treated_elements": coverage.element_share}
-        every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
-        return OptimizerWrapper.metrics(self) | every
-
-    def _explain_lost_parameters(self, model: nn.Module) -> str:
-        """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
-        self._steps += 1
-        if self._steps_with_gradients < 2:
-            gradients = (p.grad for group in self.param_groups for p in group["params"])
-            self._steps_with_gradients += any(gradient is not None for gradient in gradients)
-        if self._steps > 2:  # looking costs a walk over the model
-            return ""
-        return explain_replaced_parameters(self, model, self._steps == 2 and not self._steps_with_gradients)
-
-    def _warn_once(self, reason: str, opening: str) -> None:
-        """Warn, but not twice of the same."""
-        if reason and reason not in self._warned:
-            self._warned |= {reason}
-            warn(f"{type(self).__name__}{opening}: {reason}")
+        return {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | numbers).items()}
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Evaluate the closure if there is one, then take the inner optimizer's step.
-
-        Args:
-            closure: called once.
-            kwargs: arguments of the inner optimizer's `step`.
-
-        Returns:
-            The result of the closure, or None.
-
-        Raises:
-            RuntimeError: in torch.inference_mode().
-        """
+        """Call the closure once if there is one, take the inner optimizer's step, and return the closure's result."""
         loss = None
         if torch.is_inference_mode_enabled():
             raise RuntimeError(
@@ -205,14 +173,14 @@ class OptimizerWrapper(Optimizer):
         return self.inner.state_dict()
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        parts = () if isinstance(self.inner, OptimizerWrapper) else ("state", WITHOUT_STATE)
-        for part, (key, entries) in ((name, item) for name in parts for item in state_dict.get(name, {}).items()):
-            if names := wrapper_entries(entries):
-                raise ValueError(
-                    f"{type(self).__name__}: state_dict[{part!r}][{key!r}] has an unknown {names[0]!r}, which another "
-                    "wrapper saved, or the same one of another model; wrap the optimizer as it was then, or leave the "
-                    f"names out that begin with {OURS!r}."
-                )
+        for part in ("state", WITHOUT_STATE):
+            for key, entries in state_dict.get(part, {}).items():
+                if names := wrapper_entries(entries):
+                    raise ValueError(
+                        f"{type(self).__name__}: state_dict[{part!r}][{key!r}] has an unknown {names[0]!r}, which "
+                        "another wrapper saved, or the same one of another model; wrap the optimizer as it was then, "
+                        f"or leave the names out that begin with {OURS!r}."
+                    )
         self.inner.load_state_dict(state_dict)
 
 

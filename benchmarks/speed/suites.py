@@ -150,7 +150,6 @@ def whitened() -> dict[str, Any]:
     variants = {
         ", every 10": Whitened,
         ", every 10, rank 16": partial(Whitened, rank=16),
-        ", every 10, 256 rows": partial(Whitened, max_rows=256),
         ", every 10, blocks of 256": partial(Whitened, max_dim=257),
         ", every 50": partial(Whitened, every=50),
     }

@@ -97,12 +97,6 @@ _WRAPPERS = [
 
 #: Method, norm, rate, steps.
 Fixed = tuple[str, str, float, int]
-#: Of the rows of a batch, 1,024, as many as `max_rows` lets count, or all.
-_ROWS = [
-    (f"whitened-{optimizer}{rows}", "layernorm", lr, 400)
-    for optimizer, lr in (("adamw", 3e-3), ("muon", 1e-2))
-    for rows in ("", "-256-rows", "-64-rows")
-]
 
 
 @dataclass
@@ -330,9 +324,6 @@ STUDIES = {
         "Muon for as long as whitening takes",
         Recipe(0.3, options=("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")),
         [], [("muon", "layernorm", 1e-2, 432), ("muon", "layernorm", 3e-3, 2160)], figures=False,
-    ),
-    "char-lm-rows": _study(
-        "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
     ),
     "char-lm-again": _study(
         "a second search, which says how far two of one method lie apart", Recipe(1.0),

@@ -34,14 +34,12 @@ class Call:
         layer: the layer.
         rows: for every group of its outputs, what each of them read: (rows, features).
         gradients: for every group the loss's gradients at its outputs, (rows, outputs).
-        samples: how many there are, of each of which come as many rows.
         one: what stands beside each row in the place of the bias.
     """
 
     layer: Any
     rows: list[Tensor]
     gradients: list[Tensor]
-    samples: int
     one: float = 1.0
 
 
@@ -67,10 +65,7 @@ def rows(layer: Any, x: Tensor) -> list[Tensor]:
 
 
 def call_of(layer: Any, read: Tensor, gradients: list[Tensor], one: float = 1.0) -> Call:
-    found = rows(layer, read)
-    dims = len(layer.kernel_size) if isinstance(layer, _ConvNd) else None
-    samples = len(found[0]) if dims is None else len(read) if read.dim() == dims + 2 else 1
-    return Call(layer, found, gradients, samples, one)
+    return Call(layer, rows(layer, read), gradients, one)
 
 
 def outputs(layer: Any, g: Tensor) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.fuzz.by_hand import AmbiguousError, Call, Method, as_matrices, from_matrices, mean, weights
+from tests.fuzz.by_hand import AmbiguousError, Method, as_matrices, from_matrices, mean, weights
 from tests.fuzz.networks import LAYERS, Network
 from tests.fuzz.trainings import Training
 
@@ -109,26 +109,12 @@ class ByInputs(Method):
         sums: list[Any] = [decay * total for total in memory.total or [0] * len(calls[0].rows)]
         memory.rows *= decay
         for call in calls:
-            kept = self.kept(call)
-            memory.rows += len(kept)
-            for group, x in enumerate(rows[kept] for rows in call.rows):
+            memory.rows += len(call.rows[0])
+            for group, x in enumerate(call.rows):
                 joined = x if memory.bias is None else torch.cat([x, torch.full((len(x), 1), call.one)], 1)
                 sums[group] = sums[group] + sum(torch.outer(row, row) for row in joined)
         memory.total = sums
         memory.found = [self._of_group(memory, group, total / memory.rows) for group, total in enumerate(sums)]
-
-    def kept(self, call: Call) -> list[int]:
-        """The rows that count: all of one sample out of each of nearly equal spans of samples."""
-        positions = len(call.rows[0]) // max(1, call.samples)
-        most = self.settings.get("max_rows")
-        if most is None or (count := max(1, most // max(1, positions))) >= call.samples:
-            return list(range(len(call.rows[0])))
-        found: list[int] = []
-        for number in range(count):
-            start, end = call.samples * number // count, call.samples * (number + 1) // count
-            sample = start + ((number + self.steps) * 2654435769 % 2**32) * (end - start) // 2**32
-            found += range(sample * positions, (sample + 1) * positions)
-        return found
 
     def _of_group(self, memory: Memory, group: int, covariance: Tensor) -> list[Any]:
         size = len(covariance)

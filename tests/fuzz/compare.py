@@ -34,7 +34,6 @@ def _preconditioned(draw: random.Random) -> Settings:
     return {
         "damping": draw.choice([0.1, 1.0, 10.0]), "decay": draw.choice([0.0, 0.5, 0.9]),
         "every": draw.choice([1, 2, 3, 10]), "max_dim": draw.choice([None, 1024, 6, 3]),
-        "max_rows": draw.choice([None, 1000, 40, 5, 1]),
     }  # fmt: skip
 
 

@@ -8,7 +8,6 @@ import random
 
 import pytest
 
-from adiv_optim.optim import roots
 from tests.fuzz import by_hand, by_inputs, channels, corrected
 from tests.fuzz.by_hand import AmbiguousError
 from tests.fuzz.compare import deviation
@@ -19,12 +18,6 @@ EXACT = 1e-6  # float64; three steps through networks that may be badly conditio
 COUNT = 24
 #: Of networks: those of the others leave it open what is right, as equal eigenvalues at a rank's end do.
 LEAST_DECIDED = 0.5
-
-
-@pytest.fixture(autouse=True)
-def _short_strips(monkeypatch):
-    """Cut covariances into strips that are shorter than most of them."""
-    monkeypatch.setattr(roots, "STRIP", 4)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)

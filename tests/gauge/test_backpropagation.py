@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import GradientOnly, Proportional, UnitConsistent, gauge
+from adiv_optim import Proportional, UnitConsistent, attach, gauge
 from adiv_optim.gauge import uc_backpropagation, uc_linear
 from tests.helpers.cases import relative_error
 
@@ -103,7 +103,8 @@ def test_attached_composes_copies_is_traced_as_the_plain_one_and_comes_off():
         graph = gauge.trace(model, x)
         assert str(graph) == str(gauge.trace(chain(), x))
         optimizer = UnitConsistent(torch.optim.Adam(model.parameters()), model, graph=graph)
-        GradientOnly(optimizer, model, Proportional()).step()
+        attach(model, Proportional())
+        optimizer.step()
     handle.remove()  # twice is once
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model)
 

@@ -85,7 +85,7 @@ WRONG = {
     "negative-kernel-dims": (torch.ones(3, 4), {"kernel_dims": -1}, "kernel_dims=-1"),
     "no-groups": (torch.ones(3, 4), {"groups": 0}, "groups is 0"),
     "groups": (torch.ones(3, 4), {"groups": 2}, "groups is 2.*3 rows"),
-    "no-numbers": (torch.ones(3, 2, device="meta"), {}, r"on the meta device has none: .* to_empty\(device=…\)"),
+    "no-numbers": (torch.ones(3, 2, device="meta"), {}, "meta tensor"),
 }
 
 
@@ -113,5 +113,5 @@ def test_cuda_gives_the_same(name):
 def test_models_without_numbers_have_no_canonical_form():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to("meta")
     graph = trace(model, torch.ones(1, 3, device="meta"))
-    with pytest.raises(NotImplementedError, match=r"on the meta device has none"):
+    with pytest.raises(NotImplementedError, match="meta tensor"):
         canonical(model, graph)

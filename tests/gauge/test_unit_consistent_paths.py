@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, attach, gauge
+from adiv_optim import UnitConsistent, gauge
 from tests.helpers.cases import relative_error
 from tests.helpers.gauge_models import Convolutions, mlp, normed
 from tests.helpers.unit_consistent import BATCHES, GAUGES, OPTIMIZERS, batches_for, train, wrapped
@@ -81,26 +81,6 @@ def test_equivalent_networks_follow_one_path(family, name, rule, steps):
 )
 def test_plain_optimizers_do_not(family, name, steps):
     assert path_deviation(family, name, None, steps) > 1e-2
-
-
-@pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
-def test_composes_with_corrections(outside):
-    rule, ends = BatchIdeal(0.1), []
-    for by_hand in (False, True):
-        torch.manual_seed(0)
-        model = mlp()
-        graph, inner = gauge.trace(model, torch.randn(2, 6)), torch.optim.SGD(model.parameters(), lr=0.1)
-        if by_hand:
-            attach(model, rule)
-            optimizer = UnitConsistent(inner, model, graph=graph)
-        elif outside:
-            optimizer = GradientOnly(UnitConsistent(inner, model, graph=graph), model, rule)
-        else:
-            optimizer = UnitConsistent(GradientOnly(inner, model, rule), model, graph=graph)
-        train(model, optimizer, BATCHES[:3])
-        ends.append([p.detach() for p in model.parameters()])
-    for weight, wanted in zip(*ends, strict=True):
-        assert relative_error(weight, wanted) <= 1e-12
 
 
 def test_projection_after_every_step_keeps_the_function_and_balances_the_weights():

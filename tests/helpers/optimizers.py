@@ -132,7 +132,7 @@ def of_database(name: str, everything: bool, defaults: bool = False) -> list[Cas
         Case(
             f"{each.optimizer}, {each.description}",
             lambda each=each: (each.network(), training(each)),
-            settings(name, number, max_rows=None),  # as many columns as rows: leading eigenvectors are one of each
+            settings(name, number),
             each,
         )
         for number, (first, each) in enumerate(every)

@@ -51,7 +51,7 @@ def test_timm_trains_as_by_hand(model, name):
     training = Training(
         inputs, [torch.randn(4, 5) for _ in inputs], 1, False, [names], [(1e-2, 0.01)], partial(AdamW, eps=1e-3)
     )
-    settings = drawn(name, 0) | {"damping": 1.0, "max_dim": None, "max_rows": None}
+    settings = drawn(name, 0) | {"damping": 1.0, "max_dim": None}
     settings = {key: value for key, value in settings.items() if key in drawn(name, 0)}
     assert path_deviation(name, net, training, settings) <= EXACT
 

@@ -1,4 +1,4 @@
-"""What an accelerator does otherwise, here on a CPU: large stacks, whole blocks, roots by products; the same steps."""
+"""What an accelerator does otherwise, here on a CPU: large stacks, roots by products; the same steps."""
 
 import copy
 from typing import Any
@@ -26,7 +26,6 @@ def on_accelerator(monkeypatch):
         return found[-1]
 
     whole = roots.by_products
-    monkeypatch.setattr(roots, "STRIP", 4)
     monkeypatch.setattr(roots, "by_products", by_products)
     monkeypatch.setattr(_device, "on_accelerator", lambda tensor: True)
     return found

@@ -201,13 +201,3 @@ def test_weights_that_are_computed_in_the_old_way_take_the_plain_step(wrapper, n
     stepped(model, optimizer, x, x, x)
     why = {name: reason for name, reason in optimizer.coverage().skipped.items() if "bias" not in name}
     assert set(why.values()) == {"not a weight that the layer uses as it is"}
-
-
-@pytest.mark.parametrize("wrapper", [Whitened, Preconditioned])
-def test_a_layer_whose_inputs_were_all_zero_has_a_condition(wrapper):
-    layer = nn.Linear(4, 2, bias=False)
-    optimizer = wrapper(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
-    layer(torch.zeros(5, 4)).sum().backward()
-    optimizer.step()
-    found = optimizer.metrics()
-    assert found[f"{wrapper.__name__}/largest_condition"] == found[f"{wrapper.__name__}/weight/condition"] == 1.0

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from adiv_optim import BatchIdeal, Correction, GradientOnly, Proportional, Whitened, coverage
+from adiv_optim import BatchIdeal, Correction, GradientOnly, Proportional, coverage
 from tests.helpers.steps import inputs, same, sgd, stepped
 
 
@@ -65,13 +65,6 @@ def test_coverage_metrics_and_repr_say_what_is_corrected():
     optimizer.detach()
     assert repr(optimizer).endswith(", correction=None)")
     assert optimizer.metrics()["GradientOnly/layers"] == 0
-
-
-def test_metrics_hold_those_of_the_wrapper_within():
-    model = nn.Linear(4, 5).double()
-    within = Whitened(sgd(model), model)
-    found = GradientOnly(within, model, Proportional()).metrics()
-    assert found.items() > within.metrics().items()
 
 
 def attached(model):

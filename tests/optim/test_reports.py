@@ -1,12 +1,9 @@
 """What wrappers say of the parameters that their optimizer trains: by the parameter, not by its name."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
 
-from adiv_optim import BatchIdeal, GradientOnly
 from tests.helpers.steps import BY_CLASS, each_by_inputs, network, sgd, stepped
 
 X = torch.linspace(-1, 1, 32).view(8, 4)
@@ -64,44 +61,3 @@ def test_of_an_optimizer_over_the_head_alone_all_wrappers_count_the_same():
         found = opt.coverage()
         counts.add((tuple(found.treated), tuple(found.elements.items()), found.element_share))
     assert counts == {(("2.weight", "2.bias"), (("2.weight", 18), ("2.bias", 3)), 1.0)}
-
-
-@pytest.mark.parametrize("name", BY_CLASS)
-def test_a_head_that_was_replaced_is_told_at_the_first_step_and_once(name):
-    model = network(4, 6, 3)
-    opt = BY_CLASS[name](sgd(model), model)
-    model[2] = nn.Linear(6, 5)
-    with pytest.warns(UserWarning, match=r"2\.weight, 2\.bias of Sequential has a gradient .*wrap again"):
-        stepped(model, opt, X)
-    for _ in range(3):  # warnings are errors
-        stepped(model, opt, X)
-
-
-@pytest.mark.parametrize("name", BY_CLASS)
-def test_a_parameter_outside_that_trains_beside_a_part_of_the_model_is_no_sign_of_another(name):
-    model, temperature = network(4, 6, 3), nn.Parameter(torch.ones(1))
-    opt = BY_CLASS[name](torch.optim.SGD([*model[0].parameters(), temperature], lr=0.1), model)
-    for _ in range(3):  # warnings are errors
-        opt.zero_grad()
-        (temperature * model(X)).square().mean().backward()
-        opt.step()
-
-
-@pytest.mark.parametrize("name", BY_CLASS)
-def test_a_model_that_was_made_anew_is_told_at_the_second_step(name):
-    model = network(4, 6, 3)
-    opt = BY_CLASS[name](sgd(model), model)
-    other = network(4, 6, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        stepped(other, opt, X)
-    with pytest.warns(UserWarning, match="if another model trains.*wrap again"):
-        stepped(other, opt, X)
-
-
-def test_corrections_that_were_detached_say_nothing():
-    model = network(4, 6, 3)
-    opt = GradientOnly(sgd(model), model, BatchIdeal())
-    opt.detach()
-    for _ in range(2):
-        opt.step()

@@ -1,5 +1,7 @@
 """The leading eigenvectors of what layers read, beside their formula, which the fuzzer has."""
 
+from itertools import permutations
+
 import pytest
 import torch
 from torch import nn
@@ -44,11 +46,16 @@ def test_memory_of_groups_can_be_loaded_in_place(tmp_path):
     assert same(memory(loaded), memory(saved))
 
 
-@pytest.mark.parametrize(("saved", "own"), [(3, 2), (3, None), (None, 3)])
-def test_a_checkpoint_of_another_rank_is_refused_by_both_ranks(saved, own):
+#: Settings from which shapes of what is remembered follow, of a layer of 6 columns and the bias's.
+SETTINGS = [{}, {"rank": 3}, {"rank": 2}, {"rank": 1}, *({"max_dim": size} for size in (6, 3, 2, 1))]
+SETTINGS += [{"rank": 2, "max_dim": 4}, {"rank": 1, "max_dim": 3}]
+
+
+@pytest.mark.parametrize(("saved", "own"), [*permutations(SETTINGS, 2)])
+def test_a_checkpoint_of_a_setting_that_makes_other_shapes_is_refused(saved, own):
     layer = nn.Linear(6, 2)
-    first, second = (Whitened(sgd(layer), layer, rank=rank) for rank in (saved, own))
+    first, second = (Whitened(sgd(layer), layer, **settings) for settings in (saved, own))
     layer(torch.randn(8, 6)).sum().backward()
     first.step()
-    with pytest.raises(ValueError, match=f"was saved with rank={saved}, this has rank={own};"):
+    with pytest.raises(ValueError, match=r"'adiv_optim.inputs.\d'.*; load what was saved .* with the same settings"):
         second.load_state_dict(first.state_dict())

@@ -7,11 +7,9 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import optimizer as optim_hooks
 from torch.testing._internal.two_tensor import TwoTensor
 
-from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
-from adiv_optim.optim import OptimizerWrapper
+from adiv_optim import InputScaled, UnitConsistent, Whitened, gauge
 from adiv_optim.optim.mapped import READ_NO_WEIGHTS, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
@@ -90,35 +88,6 @@ def test_what_reads_the_weights_is_not_claimed():
     assert not decay_factors(scheduled)
 
 
-class Overriding(GradientOnly):
-    """A wrapper that may do more than the optimizer within."""
-
-    def _inner_step(self) -> None:
-        super()._inner_step()
-
-
-class Stepping(GradientOnly):
-    """Another one."""
-
-    def step(self, closure=None):
-        return super().step(closure)
-
-
-def test_wrapper_of_gradients_alone_is_seen_through():
-    model = nn.Linear(6, 4)
-    inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    wrapper = GradientOnly(inner, model, Proportional())
-    assert set(decay_factors(wrapper).values()) == {0.95}
-    assert not decay_factors(OptimizerWrapper(inner))
-    wrapper.step = lambda: None
-    assert not decay_factors(wrapper)
-    for kind in (Overriding, Stepping):
-        wrapper.detach()
-        wrapper = kind(inner, model, Proportional())
-        assert not decay_factors(wrapper)
-    assert not decay_factors(Whitened(inner, model))
-
-
 def wrapped(kind, inner: type, **options):
     torch.manual_seed(0)
     model = mlp()
@@ -146,11 +115,9 @@ KINDS = {
 }
 
 
-def path(kind: str, inner: type, options: dict, read: list[bool] | None = None) -> list[Tensor]:
-    """The weights after training; with a list, a hook of the user's puts there whether it finds weights."""
+def path(kind: str, inner: type, options: dict) -> list[Tensor]:
+    """The weights after training."""
     model, optimizer = wrapped(kind, inner, **options)
-    if read is not None:
-        optimizer.inner.register_step_pre_hook(lambda _, *__: read.append(bool(model[0].weight.any())))
     # At the second step one unit of rounding in the weights is 3e-10 behind Adam, where weights begin from zero.
     once = kind == "whitened-plain-norm" or (kind.startswith("whitened") and issubclass(inner, torch.optim.AdamW))
     train(model, optimizer, BATCHES[: 1 if once else 3])
@@ -161,13 +128,14 @@ def path(kind: str, inner: type, options: dict, read: list[bool] | None = None) 
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_steps_from_zero_are_those_of_mapped_weights(kind, inner):
     optimizer, options = KINDS[inner]
-    read: list[bool] = []
     own = type("Own", (optimizer,), {})  # its type says nothing of what it reads
     free = {**options, "weight_decay": 0.0}
-    pairs = [(path(kind, optimizer, options, read), path(kind, optimizer, options))]
-    pairs.append((path(kind, own, free), path(kind, optimizer, free)))
-    assert read
-    assert all(read)
+    pairs = [(path(kind, own, free), path(kind, optimizer, free))]
+    if kind not in (
+        "whitened",
+        "whitened-rank",
+    ):  # there the decay of an unknown optimizer counts in the norm of its step
+        pairs.append((path(kind, own, options), path(kind, optimizer, options)))
     for one, two in (weights for pair in pairs for weights in zip(*pair, strict=True)):
         assert relative_error(one, two) <= EXACT
 
@@ -226,22 +194,6 @@ def test_a_gradient_of_0_changes_no_bit(kind):
         treated = wrapper.coverage().treated  # torch's own step makes +0 of a -0 and a gradient of -0
         assert len(treated) >= 2
         assert all(torch.equal(bits(model.get_parameter(name)), before[name]) for name in treated)
-
-
-@pytest.mark.parametrize("place", range(5))
-@pytest.mark.parametrize("kind", ["pre", "post"])
-def test_hooks_that_may_read_the_weights_find_them_wherever_they_are(place, kind):
-    """Weights that begin from zero would be as small as the step."""
-    model = nn.Linear(6, 4)
-    parts = [torch.optim.SGD([p], lr=1e-9) for p in model.parameters()]
-    chain = ChainedOptimizer(parts)
-    within = GradientOnly(chain, model, Proportional())
-    optimizer, seen = Whitened(within, model), []
-    of_all = getattr(optim_hooks, f"register_optimizer_step_{kind}_hook")
-    register = (*(getattr(each, f"register_step_{kind}_hook") for each in (*parts, chain, within)), of_all)[place]
-    with register(lambda *_: seen.append(float(model.weight.detach().abs().max()))):
-        train(model, optimizer, [(torch.randn(9, 6), torch.randint(4, (9,)))])
-    assert min(seen) > 1e-3
 
 
 def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:

@@ -1,6 +1,7 @@
 """`state` is the inner optimizer's own mapping: programs that read it, reset it or move moments in it find torch's."""
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -188,3 +189,22 @@ def test_settings_that_are_numbers_of_numpy_are_saved_as_pythons():
     state["param_groups"][0]["lr"] = np.float32(0.5)
     optimizer.load_state_dict(state)
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize(("columns", "count"), [(127, 1), (128, 2)])
+def test_older_checkpoints_with_settings_and_strips_of_covariances_are_refused(columns: int, count: int):
+    """They kept the rows of each block from the diagonal on, 64 to 127 of them in one tensor."""
+    layer = nn.Linear(columns, 2, bias=False)
+    optimizer = Whitened(SGD(layer.parameters(), lr=0.1, momentum=0.9), layer)
+    stepped(layer, optimizer, inputs(0, 4, columns))
+    state, prefix = optimizer.state_dict(), "adiv_optim.inputs."
+    entries = state["state"][0]
+    ends = [columns * k // count for k in range(count + 1)]
+    strips = [entries[f"{prefix}0"][:, a:b, a:] for a, b in pairwise(ends)]
+    older = {f"{prefix}{number}": strip for number, strip in enumerate(strips)}
+    state["state"][0] = {**entries, **older, f"{prefix}max_dim": 1024, f"{prefix}rank": 0}
+    with pytest.raises(ValueError, match=r"has an unknown 'adiv_optim.inputs.*leave the names out that begin with"):
+        optimizer.load_state_dict(state)
+    state["state"][0] = {name: entry for name, entry in entries.items() if not name.startswith("adiv_optim.")}
+    with pytest.warns(UserWarning, match="which it measures anew"):
+        optimizer.load_state_dict(state)

@@ -41,6 +41,7 @@ def test_where_one_of_two_groups_has_a_learning_rate_of_0_what_is_to_stay_stays(
     # Preconditioned moves no weights: its gradient goes on to the group that has a rate.
     assert torch.equal(weight, moved) == (wrapper is Whitened)
     assert not optimizer.coverage().skipped
+    stepped(model, optimizer, INPUTS)  # it is told once: warnings are errors
 
 
 @each_wrapper

@@ -2,29 +2,26 @@
 
 import copy
 import inspect
+from functools import partial
 
 import pytest
 import torch
 from torch.optim import SGD, Optimizer
 
-from adiv_optim import GradientOnly, Proportional
 from adiv_optim.optim import OptimizerWrapper
-from tests.helpers.steps import inputs, network, same, stepped
+from tests.helpers.steps import BY_CLASS, network
 
 
-def wrapped(build=lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)):
-    """A wrapper of a wrapper."""
+def wrapped():
     model = network()
-    within = GradientOnly(build(model.parameters()), model, Proportional())
-    return model, OptimizerWrapper(within)
+    return model, OptimizerWrapper(SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
-def test_wrappers_nest():
-    model, optimizer = wrapped()
-    assert optimizer.param_groups is optimizer.inner.inner.param_groups
-    twin, copied = copy.deepcopy((model, optimizer))
-    batches = inputs(0), inputs(1)
-    assert same(stepped(model, optimizer, *batches), stepped(twin, copied.inner, *batches))
+@pytest.mark.parametrize("kind", [OptimizerWrapper, *(partial(wrap) for wrap in BY_CLASS.values())])
+def test_wrappers_do_not_nest(kind):
+    model, within = wrapped()
+    with pytest.raises(TypeError, match=r"cannot wrap OptimizerWrapper: .*attach\(model, correction\)"):
+        kind(within) if kind is OptimizerWrapper else kind(within, model)
 
 
 def test_parts_can_be_set_and_are_set_on_the_inner_optimizer():
