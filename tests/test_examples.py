@@ -75,6 +75,7 @@ MISTAKES = {
     "never saved": (char_lm, "--save-every 0", "argument --save-every: 0 is not positive"),
     "no rate": (char_lm, "--lr -1", "argument --lr: -1.0 is not positive"),
     "bytes": (char_lm, "--data FOLDER/deep.tiff", "it is no text in UTF-8 ("),
+    "no step of Poisson": (poisson, "--steps -1", "argument --steps: -1 is not positive"),
     "format": (fit_image, "--out FOLDER/x.xyz", "x.xyz is no picture by its name; end it in one of ."),
     "folder": (fit_image, "--out FOLDER/text.txt/x.png", "text.txt/x.png: its folder cannot be made ("),
     "no file": (fit_image, "--image FOLDER/nowhere.png", "nowhere.png: it cannot be read as a picture ("),
