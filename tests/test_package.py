@@ -94,14 +94,6 @@ def test_a_planted_import_cycle_is_found(tmp_path):
     assert find_cycle(import_graph(files)) is None
 
 
-def test_the_library_imports_neither_its_layers_nor_the_programs_around_it():
-    for name, targets in graph_of_all().items():
-        if name.startswith("adiv_optim"):
-            assert not [target for target in targets if target.startswith("benchmarks")], name
-            if name != "adiv_optim" and not name.startswith("adiv_optim.layers"):
-                assert not [target for target in targets if target.startswith("adiv_optim.layers")], name
-
-
 def imported_packages(files):
     return {each.partition(".")[0] for name, path in files.items() for each in imported(name, path)}
 
@@ -148,6 +140,7 @@ def test_rooms_stand_above_each_other_with_few_arrows_and_the_core_imports_no_le
     assert find_cycle(graph) is None
     assert graph[FLOOR] == set()
     assert [room for room, targets in graph.items() if room not in LEAVES if targets & LEAVES] == []
+    assert not any("layers" in targets for targets in graph.values())
     arrows = {(room, target) for room, targets in graph.items() for target in targets - {FLOOR}}
     assert len(arrows) <= MOST_ARROWS, sorted(arrows)
 
@@ -185,25 +178,11 @@ def test_a_planted_import_of_what_is_private_is_found(tmp_path):
     assert private_imports(written(tmp_path, "p", sources)) == found
 
 
-def test_no_module_of_the_library_imports_the_root_package():
-    for name, targets in graph_of_all().items():
-        if name.startswith("adiv_optim."):
-            assert "adiv_optim" not in targets, name
-
-
 PUBLIC = [
     (module, name)
     for module in (adiv_optim, adiv_optim.diagnostics, adiv_optim.gauge, adiv_optim.layers)
     for name in module.__all__
 ]
-
-
-def test_public_names_exist_and_are_documented():
-    for module, name in PUBLIC:
-        value = getattr(module, name)
-        assert inspect.getdoc(value), name
-        if inspect.isclass(value):
-            assert value.__doc__, f"an inherited docstring does not document {name}"
 
 
 def undocumented_methods(cls):
