@@ -94,15 +94,6 @@ def test_mistakes_are_told_before_training(name, data, tmp_path, monkeypatch, ca
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("name", "bits"), [("grey.png", 8), ("grey.png", 16), ("grey.tiff", 8), ("grey.tiff", 16)])
-def test_pictures_of_8_and_16_bits_have_colours_of_a_range_of_2(name, bits, tmp_path):
-    levels = np.linspace(0, 2**bits - 1, 16).round().reshape(4, 4)
-    Image.fromarray(levels.astype(f"uint{bits}")).save(tmp_path / name)
-    colours = fit_image.picture(tmp_path / name, 4)
-    wanted = torch.tensor(levels / (2**bits - 1) * 2 - 1).float()[..., None].expand(4, 4, 3)
-    assert torch.allclose(colours, wanted, rtol=0, atol=1e-6)
-
-
 def test_viscosity_is_found_and_drawn(tmp_path, capsys):
     burgers.main(["--seconds", "2", "--out", str(tmp_path / "burgers.png")])
     printed = {line.split(":")[0]: line for line in capsys.readouterr().out.splitlines() if "viscosity" in line}
