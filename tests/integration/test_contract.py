@@ -150,19 +150,14 @@ def test_zero_learning_rate_changes_no_bit(name, everything):
         assert identical(train(optimizer, steps, range(2)), before) == still, case.label
 
 
-def noting(calls: list[Any], what: str) -> Any:
-    """A hook that notes that it was called."""
-    return lambda *_: calls.append(what)
-
-
 @each_wrapper
 def test_step_hooks_fire_once(name, everything):
     for case in of_database(name, everything):
         optimizer, steps = case.start(name)
-        calls: list[Any] = []
+        calls: list[str] = []
         for level, owner in (("outer", optimizer), ("inner", optimizer.inner)):
-            owner.register_step_pre_hook(noting(calls, f"{level} pre"))
-            owner.register_step_post_hook(noting(calls, f"{level} post"))
+            owner.register_step_pre_hook(lambda *_, calls=calls, level=level: calls.append(f"{level} pre"))
+            owner.register_step_post_hook(lambda *_, calls=calls, level=level: calls.append(f"{level} post"))
         train(optimizer, steps, range(1))
         assert calls == ["outer pre", "inner pre", "inner post", "outer post"], case.label
 
