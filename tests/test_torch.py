@@ -10,15 +10,9 @@ from adiv_optim._torch import backward_pass, keeps_graph, plain_tensor, reached_
 
 def test_all_are_there():
     assert all(hasattr(_torch, name) for name in _torch.__all__)
-    in_transforms = [
-        "get_unwrapped",
-        "is_batchedtensor",
-        "is_functorch_wrapped_tensor",
-        "is_gradtrackingtensor",
-        "is_legacy_batchedtensor",
-    ]
-    in_transforms += ["maybe_get_bdim", "peek_interpreter_stack"]
-    assert all(hasattr(_torch.functorch, name) for name in in_transforms)
+    in_transforms = "get_unwrapped is_batchedtensor is_functorch_wrapped_tensor is_gradtrackingtensor "
+    in_transforms += "is_legacy_batchedtensor maybe_get_bdim peek_interpreter_stack"
+    assert all(hasattr(_torch.functorch, name) for name in in_transforms.split())
 
 
 def test_a_backward_pass_is_told_from_the_next_and_says_where_it_goes():
