@@ -94,14 +94,10 @@ def functions_by_step() -> list[set[CodeType]]:
 
 
 def main() -> None:
-    """Print the size of a step that measures and of one that does not, and of the former file by file."""
+    """Print the size of a step that measures and of one that does not."""
     plain, *_, measuring = functions_by_step()
     print(f"a step that measures: {size_of(measuring)}")
     print(f"a step that does not: {size_of(plain)}")
-    for file in sorted({code.co_filename for code in measuring}):
-        size = size_of({code for code in measuring if code.co_filename == file})
-        name = Path(file).relative_to(LIBRARY)
-        print(f"    {name} of {size.lines} lines: {size.functions} functions of {size.lines_of_functions}")
 
 
 if __name__ == "__main__":

@@ -98,10 +98,3 @@ def test_every_file_names_the_same_release():
     assert f'\n  version: "{version}"\n' in (ROOT / "conda" / "recipe.yaml").read_text()
     headings = re.findall(r"^## \[(.*?)\](?: - \d{4}-\d\d-\d\d)?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[:2] == ["Unreleased", version]
-
-
-def test_changelog_has_each_kind_of_change_once_in_a_release():
-    for release in re.split(r"^## \[", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]:
-        kinds = re.findall(r"^### (.*)$", release, re.MULTILINE)
-        assert len(set(kinds)) == len(kinds)
-        assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

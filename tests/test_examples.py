@@ -1,6 +1,5 @@
 """The examples run, and go on where they were interrupted."""
 
-import math
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import nn
 from adiv_optim import Proportional, jacobian
 from examples import burgers, char_lm, equation, fit_image, log_metrics, poisson, recurrent, which_step
 from examples.char_lm import load
-from examples.gpt import GPT, NORMS, PRESETS, all_windows, python_reference, rate_factor, split
+from examples.gpt import GPT, NORMS, PRESETS, all_windows, split
 
 
 @pytest.fixture
@@ -70,28 +69,16 @@ def test_command_prints_losses_and_a_sample(norm, data, tmp_path, monkeypatch, c
     assert (tmp_path / "runs" / f"char-lm-adamw-{norm}.pt").exists()
 
 
-@pytest.mark.parametrize(("norm", "names"), [
-    ("layernorm", ["blocks.0.attention_norm", "blocks.0.mlp_norm", "norm"]), ("head-layernorm", ["norm"]), ("none", []),
-])  # fmt: skip
-def test_normalisers_stand_where_they_are_said_to(norm, names):
-    model = GPT(char_lm.PRESETS["tiny"], 7, norm)
-    assert [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)] == names
-
-
 MISTAKES = {
     "no text": (char_lm, "--data nowhere", "--data nowhere: there is no such file"),
     "no window": (char_lm, "--data FOLDER/text.txt --preset gpu", "a tenth of it is 180 characters, no window of "),
     "never saved": (char_lm, "--save-every 0", "argument --save-every: 0 is not positive"),
     "no rate": (char_lm, "--lr -1", "argument --lr: -1.0 is not positive"),
     "bytes": (char_lm, "--data FOLDER/deep.tiff", "it is no text in UTF-8 ("),
-    "no size": (fit_image, "--size 0", "argument --size: 0 is not positive"),
-    "no steps": (fit_image, "--steps 0", "argument --steps: 0 is not positive"),
-    "no look": (log_metrics, "--every 0", "argument --every: 0 is not positive"),
     "no step of Poisson": (poisson, "--steps -1", "argument --steps: -1 is not positive"),
     "format": (fit_image, "--out FOLDER/x.xyz", "x.xyz is no picture by its name; end it in one of ."),
     "folder": (fit_image, "--out FOLDER/text.txt/x.png", "text.txt/x.png: its folder cannot be made ("),
     "no file": (fit_image, "--image FOLDER/nowhere.png", "nowhere.png: it cannot be read as a picture ("),
-    "text": (fit_image, "--image FOLDER/text.txt", "text.txt: it cannot be read as a picture ("),
     "32 bits": (fit_image, "--image FOLDER/deep.tiff", "its colours have 32 bits and no known range"),
 }
 
@@ -105,15 +92,6 @@ def test_mistakes_are_told_before_training(name, data, tmp_path, monkeypatch, ca
         program.main([part.replace("FOLDER", str(tmp_path)) for part in arguments.split()])
     assert message in f"{error.value} {capsys.readouterr().err}"
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(("name", "bits"), [("grey.png", 8), ("grey.png", 16), ("grey.tiff", 8), ("grey.tiff", 16)])
-def test_pictures_of_8_and_16_bits_have_colours_of_a_range_of_2(name, bits, tmp_path):
-    levels = np.linspace(0, 2**bits - 1, 16).round().reshape(4, 4)
-    Image.fromarray(levels.astype(f"uint{bits}")).save(tmp_path / name)
-    colours = fit_image.picture(tmp_path / name, 4)
-    wanted = torch.tensor(levels / (2**bits - 1) * 2 - 1).float()[..., None].expand(4, 4, 3)
-    assert torch.allclose(colours, wanted, rtol=0, atol=1e-6)
 
 
 def test_viscosity_is_found_and_drawn(tmp_path, capsys):
@@ -193,14 +171,6 @@ def test_picture_is_learned_in_steps_of_equal_time_and_drawn(tmp_path, capsys):
     assert all(float(line.split(" dB")[0]) > 0 for line in printed.values())
 
 
-def test_default_text_is_long_and_always_the_same():
-    once, again = python_reference(), python_reference()
-    assert once == again
-    assert len(once) > 200_000
-    paragraphs = once.split("\n\n")
-    assert len(set(paragraphs)) == len(paragraphs)
-
-
 def test_split_keeps_order_and_every_character():
     characters = "Hamlet, Prinz von Dänemark\n" * 11
     parts = split(characters)
@@ -212,20 +182,6 @@ def test_windows_predict_every_character_once():
     windows = all_windows(torch.arange(25), PRESETS["tiny"])
     assert windows[:, 1:].flatten().tolist() == list(range(1, 25))
     assert windows[:, 0].tolist() == [0, 8, 16]
-
-
-def test_rate_rises_then_falls_to_zero():
-    factors = [rate_factor(number, 100) for number in range(1, 101)]
-    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert factors[5:] == sorted(factors[5:], reverse=True)
-    assert 0 < factors[-1] < 1e-3
-    assert rate_factor(1, 1) == 1.0
-
-
-def test_initialisation_is_gpt2s():
-    for name, parameter in GPT(PRESETS["small"], 65, "layernorm").named_parameters():
-        expected = 0.02 / math.sqrt(6) if name.endswith("projection.weight") else 0.02
-        assert parameter.dim() < 2 or parameter.std().item() == pytest.approx(expected, rel=0.05), name
 
 
 def test_derf_is_its_formula_and_starts_at_erf_of_half_the_input():

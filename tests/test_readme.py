@@ -77,16 +77,6 @@ def test_readme_is_short_and_shows_coverage():
     assert "+print(opt.coverage())" in text
 
 
-def test_chooser_agrees_with_the_results():
-    table = (ROOT / "docs" / "chooser.md").read_text().partition("<!-- results:settings -->")[2].partition("\n\n")[2]
-    lines = table.partition("\n\n")[0].splitlines()[2:]
-    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    assert "picture" in rows[0][0]
-    for have, write, *_ in rows:
-        assert not ("Muon" in have and "Whitened" in write), have
-        assert not ("AdamW" in have and "InputScaled" in write), have
-
-
 def test_pages_of_the_documentation_are_found():
     found = {str(page.relative_to(ROOT)) for page in WITH_CODE}
     assert {"README.md", "docs/quickstart.md", "docs/recipes.md", "docs/layers/affine-like.md"} <= found

@@ -3,36 +3,16 @@
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.func import grad
 
 from adiv_optim import _torch
-from adiv_optim._torch import backward_pass, is_within_transform, keeps_graph, plain_tensor, reached_by
+from adiv_optim._torch import backward_pass, keeps_graph, plain_tensor, reached_by
 
 
 def test_all_are_there():
     assert all(hasattr(_torch, name) for name in _torch.__all__)
-    in_transforms = [
-        "get_unwrapped",
-        "is_batchedtensor",
-        "is_functorch_wrapped_tensor",
-        "is_gradtrackingtensor",
-        "is_legacy_batchedtensor",
-    ]
-    in_transforms += ["maybe_get_bdim", "peek_interpreter_stack"]
-    assert all(hasattr(_torch.functorch, name) for name in in_transforms)
-
-
-def test_export_is_told_from_compilation():
-    seen = []
-
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + _torch.is_exporting()
-
-    x = torch.zeros(1)
-    seen += [Model()(x), torch.compile(Model(), backend="eager", fullgraph=True)(x)]
-    seen += [torch.export.export(Model(), (x,), strict=strict).module()(x) for strict in (False, True)]
-    assert [bool(each) for each in seen] == [False, False, True, True]
+    in_transforms = "get_unwrapped is_batchedtensor is_functorch_wrapped_tensor is_gradtrackingtensor "
+    in_transforms += "is_legacy_batchedtensor maybe_get_bdim peek_interpreter_stack"
+    assert all(hasattr(_torch.functorch, name) for name in in_transforms.split())
 
 
 def test_a_backward_pass_is_told_from_the_next_and_says_where_it_goes():
@@ -48,14 +28,6 @@ def test_a_backward_pass_is_told_from_the_next_and_says_where_it_goes():
     assert len(set(numbers)) == 3
     assert backward_pass() == -1 not in numbers
     assert (kept, how) == ((True, True, False), ("backward", "grad", ""))
-
-
-def test_transforms_are_noticed():
-    inside = []
-    grad(lambda x: inside.append(is_within_transform()) or x.sum())(torch.ones(2))
-    with torch.autograd.forward_ad.dual_level():
-        inside.append(is_within_transform())
-    assert [*inside, is_within_transform()] == [True, True, False]
 
 
 def test_a_tensor_that_keeps_its_numbers_elsewhere_stays():

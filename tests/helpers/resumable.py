@@ -63,13 +63,7 @@ def save(state: dict[str, Any], path: Path) -> None:
     os.replace(part, path)
 
 
-def train(
-    folder: Path,
-    wrapper: str,
-    death: Death,
-    rank: int | None = None,
-    store: str = "",
-) -> None:
+def train(folder: Path, wrapper: str, death: Death, rank: int | None = None, store: str = "") -> None:
     """Train from the checkpoint in the folder, if there is one, to the end; leave the final weights there.
 
     With a rank, as one of two processes that meet in `store` and have half of every batch each; the first one writes.

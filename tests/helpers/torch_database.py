@@ -3,9 +3,8 @@
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -22,30 +21,25 @@ OPTIMIZERS = sorted(
 @cache
 def optimizers() -> dict[str, Any]:
     """Name → torch.testing._internal.common_optimizers.OptimizerInfo."""
-    pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest")
-    with _undisturbed():
-        from torch.testing._internal.common_optimizers import optim_db
-    return {info.name: info for info in optim_db}
+    return {info.name: info for info in _database("common_optimizers", "optim_db")}
 
 
 @cache
 def modules() -> dict[str, Any]:
     """Name → torch.testing._internal.common_modules.ModuleInfo."""
+    return {info.name.removeprefix("nn."): info for info in _database("common_modules", "module_db")}
+
+
+def _database(module: str, name: str) -> list[Any]:
+    """Import a database. Undone is that this reads the command line, seeds torch, and forbids to set its flags."""
     pytest.importorskip("expecttest", reason="torch.testing._internal needs expecttest")
-    with _undisturbed():
-        from torch.testing._internal.common_modules import module_db
-    return {info.name.removeprefix("nn."): info for info in module_db}
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Undo that the import reads the command line, warns, seeds torch, and forbids to set flags of torch.backends."""
     state, arguments = torch.get_rng_state(), sys.argv
     sys.argv = sys.argv[:1]
     try:
         with warnings.catch_warnings(), torch.backends.__allow_nonbracketed_mutation():
             warnings.simplefilter("ignore")
-            yield
+            found: list[Any] = getattr(import_module(f"torch.testing._internal.{module}"), name)
+            return found
     finally:
         sys.argv = arguments
         torch.set_rng_state(state)

@@ -3,10 +3,11 @@
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from tests.wrappers import WRAPPERS
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parents[1] / "docs"
@@ -14,16 +15,8 @@ DOCS = FOLDER.parents[1] / "docs"
 PAGE = DOCS / "compatibility.md"
 MARKERS = "<!-- table -->", "<!-- end -->"
 
-#: How tests call a wrapper in their ids → the column's heading.
-COLUMNS = {
-    "proportional": "`Proportional`",
-    "disproportional": "`Disproportional`",
-    "batch-ideal": "`BatchIdeal`",
-    "input-scaled": "`InputScaled`",
-    "preconditioned": "`Preconditioned`",
-    "unit-consistent": "`UnitConsistent`",
-    "whitened": "`Whitened`",
-}
+#: How tests call a wrapper in their ids → what the page calls it.
+COLUMNS = {name: f"`{name.title().replace('-', '')}`" for name in WRAPPERS if name != "whitened-rank"}
 
 #: Section → situation → the tests in which every wrapper is held against a reference, or refused. A test is a function,
 #: or those of its cases whose ids begin so.
@@ -157,91 +150,64 @@ REASONS = {
 }
 
 
-@dataclass
 class Recorder:
-    """A plugin that notes how every test ended: node id → passed, failed, or why it was skipped."""
+    """A plugin that notes how every test ended: node id → passed, failed or skipped."""
 
-    outcomes: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Called by pytest for every phase of every test."""
-        if report.skipped:
-            *_, reason = report.longrepr  # type: ignore[misc]
-            self.outcomes[report.nodeid] = str(reason).removeprefix("Skipped: ")
-        elif report.failed or report.when == "call":
+        if report.when == "call" or not report.passed:
             self.outcomes[report.nodeid] = report.outcome
 
 
-def column(test: str) -> str | None:
-    """The wrapper that an id names first."""
-    _, _, parameters = test.rstrip("]").partition("[")
-    found = {m.start(): name for name in COLUMNS if (m := re.search(rf"(^|-){name}(-|$)", parameters))}
-    return found[min(found)] if found else None
+def marks(functions: Iterable[str], outcomes: Mapping[str, str]) -> list[str]:
+    """Of every wrapper: works, is refused and why, has a test that has not run, or – where there is none.
 
-
-def within(test: str, functions: Iterable[str]) -> bool:
-    """Whether a test is one of these functions', or one of the cases that they begin."""
-    return any(test.startswith(each if "[" in each else f"{each}[") for each in functions)
-
-
-#: Wrapper → test → outcome.
-Outcomes = dict[str, dict[str, str]]
-
-
-def found(situation: str, functions: Iterable[str], outcomes: Mapping[str, str]) -> Outcomes:
-    """What is known of every wrapper in one situation."""
-    known: Outcomes = {name: {} for name in COLUMNS}
+    A test is of the wrapper that its id names first.
+    """
+    beginnings = tuple(each if "[" in each else f"{each}[" for each in functions)
+    known: dict[str, dict[str, str]] = {name: {} for name in COLUMNS}
     for test, outcome in outcomes.items():
-        name, wrapper = Path(test.partition("[")[0]).name + test[len(test.partition("[")[0]) :], column(test)
-        if wrapper and within(name, functions):
-            known[wrapper][name] = outcome
+        path, _, parameters = test.rstrip("]").partition("[")
+        wrapper = re.search(rf"(?:^|-)({'|'.join(COLUMNS)})(?:-|$)", parameters)
+        name = f"{Path(path).name}[{parameters}"
+        if wrapper and name.startswith(beginnings):
+            known[wrapper[1]][name] = outcome
     if not any(known.values()):
-        raise LookupError(f"{situation!r}: no test of {functions} has run; install the extra `integration`.")
-    return known
+        raise LookupError(f"no test of {functions} has run; install the extra `integration`.")
+    found = []
+    for tests in known.values():
+        passed = {test.partition("[")[0] for test, outcome in tests.items() if outcome == "passed"}
+        if passed and passed <= REASONS.keys():
+            found.append(f"[refused](#{REASONS[min(passed)]})")
+        else:
+            found.append("✓" if passed else "not run" if tests else "–")
+    return found
 
 
-def cell(outcomes: Mapping[str, str]) -> str:
-    """What the table says: works, is refused and why, has a test that has not run, or – where there is none."""
-    passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
-    if not passed:
-        return "not run" if outcomes else "–"
-    functions = {test.partition("[")[0] for test in passed}
-    return f"[refused](#{REASONS[min(functions)]})" if functions <= REASONS.keys() else "✓"
-
-
-#: Situation → what the table says of every wrapper, in the order of the columns.
-Cells = dict[str, list[str]]
-
-
-def told(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> Cells:
-    """One section's situations, and what is known of every wrapper in them."""
-    known = {situation: found(situation, functions, outcomes) for situation, functions in situations.items()}
-    return {situation: [cell(each[name]) for name in COLUMNS] for situation, each in known.items()}
-
-
-def section(title: str, cells: Cells) -> str:
+def section(title: str, rows: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> str:
     """One section in Markdown: a line for the situations of which the same is known of every wrapper."""
     alike: dict[str, list[str]] = {}
-    for situation, marks in cells.items():
-        alike.setdefault(with_whom(marks), []).append(situation)
-    lines = [f"- {whom}: {'; '.join(situations)}." for whom, situations in alike.items()]
-    return "\n".join([f"### {title}", "", *lines])
-
-
-def with_whom(marks: list[str]) -> str:
-    """Each mark of a row, and the wrappers that have it; those without a test are not named."""
-    wrappers = {
-        mark: [name for name, own in zip(COLUMNS.values(), marks, strict=True) if own == mark] for mark in marks
-    }
-    named = {mark: "all seven" if len(names) == len(COLUMNS) else ", ".join(names) for mark, names in wrappers.items()}
-    return ", ".join(f"{mark} with {names}" for mark, names in named.items() if mark != "–")
+    for situation, functions in rows.items():
+        wrappers: dict[str, list[str]] = {}
+        for wrapper, mark in zip(COLUMNS.values(), marks(functions, outcomes), strict=True):
+            wrappers.setdefault(mark, []).append(wrapper)
+        wrappers.pop("–", None)
+        named = {
+            mark: "all seven" if names == [*COLUMNS.values()] else ", ".join(names) for mark, names in wrappers.items()
+        }
+        whom = ", ".join(f"{mark} with {names}" for mark, names in named.items())
+        alike.setdefault(whom, []).append(situation)
+    return "\n".join([f"### {title}", "", *(f"- {whom}: {'; '.join(each)}." for whom, each in alike.items())])
 
 
 def write(outcomes: Mapping[str, str]) -> None:
     """Fill the page."""
     before, _, rest = PAGE.read_text().partition(MARKERS[0])
     after = rest.partition(MARKERS[1])[2]
-    tables = "\n\n".join(section(title, told(rows, outcomes)) for title, rows in SECTIONS.items())
+    tables = "\n\n".join(section(title, rows, outcomes) for title, rows in SECTIONS.items())
     PAGE.write_text(f"{before}{MARKERS[0]}\n\n{tables}\n\n{MARKERS[1]}{after}")
 
 

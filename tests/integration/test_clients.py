@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from adiv_optim import Whitened
-from tests.helpers.loops import DIFFERENT, EXACT, deviation, elsewhere, weights
+from tests.helpers.loops import DIFFERENT, EXACT, deviation, weights
 from tests.helpers.modules import Model
 from tests.helpers.remembered import rows_counted
 from tests.helpers.seeds import manual_seed
@@ -118,12 +118,11 @@ class TestStableBaselines3:
 
         return Policy
 
-    def agent(self, algorithm="A2C", policy=None, **settings):
+    def agent(self):
         torch.set_default_dtype(torch.float32)
         chosen = {"optimizer_class": torch.optim.Adam, "optimizer_kwargs": {"eps": 1e-3}, "net_arch": [8]}
-        kind = getattr(pytest.importorskip("stable_baselines3"), algorithm)
         fixed = {"n_steps": 8, "learning_rate": LR, "seed": 0, "device": "cpu", "policy_kwargs": chosen}
-        return kind(policy or self.policy(), "CartPole-v1", **fixed, **settings)
+        return pytest.importorskip("stable_baselines3").A2C(self.policy(), "CartPole-v1", **fixed)
 
     def test_steps_are_those_of_the_plain_loop(self):
         callbacks = pytest.importorskip("stable_baselines3.common.callbacks")
@@ -153,10 +152,8 @@ class TestStableBaselines3:
             policy.optimizer.step()
         assert deviation(weights(agent.policy), weights(policy)) == 0
 
-    @pytest.mark.parametrize("algorithm", ["A2C", "PPO"])
-    def test_loads_back_wrapped(self, algorithm, tmp_path):
-        batches = {"batch_size": 8} if algorithm == "PPO" else {}
-        agent = self.agent(algorithm, **batches).learn(32)
+    def test_loads_back_wrapped(self, tmp_path):
+        agent = self.agent().learn(32)
         agent.save(tmp_path / "agent")
         loaded = type(agent).load(tmp_path / "agent")
         optimizer = loaded.policy.optimizer
@@ -193,13 +190,15 @@ class TestStableBaselines3:
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 class TestPina:
-    def problem(self):
+    def test_steps_are_those_of_the_plain_loop(self):
         pytest.importorskip("pina")
-        from pina import Condition
+        from pina import Condition, Trainer
         from pina.domain import CartesianDomain
         from pina.equation import Equation, FixedValue
         from pina.operator import laplacian
+        from pina.optim import TorchOptimizer
         from pina.problem import SpatialProblem
+        from pina.solver import PhysicsInformedSingleModelSolver
 
         class Poisson(SpatialProblem):
             output_variables = ["u"]  # noqa: RUF012
@@ -210,14 +209,8 @@ class TestPina:
                 "edge": Condition(domain="edge", equation=FixedValue(0.0)),
             }
 
-        problem = Poisson()
+        problem, model = Poisson(), network()
         problem.discretise_domain(12, "random")
-        return problem
-
-    def train(self, problem, model, epochs, **checkpoint):
-        from pina import Trainer
-        from pina.optim import TorchOptimizer
-        from pina.solver import PhysicsInformedSingleModelSolver
 
         class WhitenedAdam(torch.optim.Adam):
             def __new__(cls, params, **settings):
@@ -225,23 +218,10 @@ class TestPina:
 
         solver = PhysicsInformedSingleModelSolver(problem, model, optimizer=TorchOptimizer(WhitenedAdam, lr=LR))
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-        trainer = Trainer(solver, max_epochs=epochs, accelerator="cpu", shuffle=False, **quiet)
-        trainer.train(**checkpoint)
+        Trainer(solver, max_epochs=STEPS, accelerator="cpu", shuffle=False, **quiet).train()
         assert all_treated(solver.optimizer.instance)
-        return trainer
-
-    def test_steps_are_those_of_the_plain_loop(self):
-        problem, model = self.problem(), network()
-        self.train(problem, model, STEPS)
         inside, edge = (problem.discretised_domains[name].tensor for name in ("inside", "edge"))
         assert deviation(weights(model), trained(network(), partial(poisson, inside, edge))) <= EXACT
-
-    def test_continues_from_a_checkpoint(self, tmp_path):
-        problem, whole, begun, resumed = self.problem(), network(), network(), elsewhere(network)
-        self.train(problem, whole, 2 * STEPS)
-        self.train(problem, begun, STEPS).save_checkpoint(tmp_path / "solver.ckpt")
-        self.train(problem, resumed, 2 * STEPS, ckpt_path=tmp_path / "solver.ckpt")
-        assert deviation(weights(resumed), weights(whole)) == 0
 
 
 def poisson(inside, edge, model):
@@ -376,25 +356,3 @@ def test_masked_layers_of_zuko_stay_plain(monkeypatch):
     monkeypatch.setattr(zuko.nn.Linear, "input_rows", lambda layer, rows: rows, raising=False)
     with pytest.raises(ValueError, match="MaskedLinear is a subclass of Linear, whose weight may multiply"):
         whitened(zuko.flows.MAF(3, 2, transforms=2, hidden_features=[8]))
-
-
-class TestFastai:
-    """Not in the extra `integration`, since spaCy comes with it; run by hand, in float32, as its recorder is."""
-
-    def test_steps_are_those_of_the_plain_loop(self, tmp_path):
-        learner = pytest.importorskip("fastai.learner")
-        pytest.importorskip("fastai.callback.progress")  # brings no_bar
-        torch.set_default_dtype(torch.float32)
-        from fastai.optimizer import OptimWrapper
-
-        model, (x, y) = network(), points()
-        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=16)
-        loaders = pytest.importorskip("fastai.data.core").DataLoaders(loader, loader)
-        build = lambda params, **settings: whitened(model, adam(params, **settings))  # noqa: E731
-        learn = learner.Learner(
-            loaders, model, mse_loss, partial(OptimWrapper, opt=build), lr=LR, path=tmp_path, train_bn=False
-        )
-        with learn.no_bar(), learn.no_logging():
-            learn.fit(STEPS)
-        assert all_treated(learn.opt.opt)
-        assert deviation(weights(model), trained(network(), regression)) == 0

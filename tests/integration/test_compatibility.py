@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.compatibility import COLUMNS, MARKERS, PAGE, REASONS, SECTIONS, cell, column, section, told
+from tests.integration.compatibility import COLUMNS, MARKERS, PAGE, REASONS, SECTIONS, section
 
 FUNCTIONS = {f.partition("[")[0] for rows in SECTIONS.values() for functions in rows.values() for f in functions}
 
@@ -32,31 +32,17 @@ def test_table_has_every_situation_and_refusals_lead_to_their_reasons():
     assert REASONS.keys() <= FUNCTIONS
 
 
-def test_wrapper_is_read_off_the_id():
-    assert column("test_ddp[plain-disproportional]") == "disproportional"
-    assert column("test_ddp[plain-batch-ideal]") == "batch-ideal"
-    assert column("test_ddp[whitened-rank]") == "whitened"
-    assert column("test_state[input-scaled-unit-consistent]") == "input-scaled"
-    assert column("test_ddp") is None
-
-
-def test_cells_show_what_passed_is_refused_or_has_not_run():
-    refusal = f"{min(REASONS)}[ddp]"
-    assert cell({refusal: "passed"}) == f"[refused](#{REASONS[min(REASONS)]})"
-    assert cell({"a.py::test_b[2]": "passed", "a.py::test_b[1]": "needs a GPU", refusal: "passed"}) == "✓"
-    assert cell({"a.py::test_b": "needs a GPU"}) == "not run"
-    assert cell({}) == "–"
-
-
 def test_section_has_a_line_for_what_is_known_of_the_same_wrappers():
+    refusal = f"{min(REASONS)}[ddp-whitened]"
     outcomes = {f"tests/a.py::test_{case}[one-{name}]": "passed" for name in COLUMNS for case in "bc"}
-    outcomes |= {"tests/a.py::test_b[two-proportional]": "passed", "tests/a.py::test_b[two-whitened]": "needs a GPU"}
-    situations = {"here": ["a.py::test_b[one"], "there": ["a.py::test_b[two"], "too": ["a.py::test_c"]}
-    assert section("Loops", told(situations, outcomes)).splitlines() == [
+    outcomes |= {"tests/a.py::test_b[two-disproportional]": "passed", "tests/a.py::test_b[two-whitened]": "skipped"}
+    rows = {"here": ["a.py::test_b[one"], "there": ["a.py::test_b[two"], "too": ["a.py::test_c"], "no": [min(REASONS)]}
+    assert section("Loops", rows, {**outcomes, f"tests/{refusal}": "passed"}).splitlines() == [
         "### Loops",
         "",
         "- ✓ with all seven: here; too.",
-        "- ✓ with `Proportional`, not run with `Whitened`: there.",
+        "- ✓ with `Disproportional`, not run with `Whitened`: there.",
+        f"- [refused](#{REASONS[min(REASONS)]}) with `Whitened`: no.",
     ]
     with pytest.raises(LookupError, match="no test of"):
-        told({"there": ["a.py::test_d"]}, outcomes)
+        section("Loops", {"there": ["a.py::test_d"]}, outcomes)

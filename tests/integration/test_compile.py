@@ -277,19 +277,14 @@ def test_a_transform_breaks_the_graph_and_its_rows_count(training):
     assert rows_of_a_step(model, optimizer) == [len(x)] * 2
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch.export's own affairs
-@pytest.mark.parametrize("strict", [True, False])
-def test_an_exported_model_does_not_count(strict):
-    model, optimizer, x = small()
-    exported = torch.export.export(model, (x,), strict=strict)
-    exported.module()(x)
-    assert "count" not in str(exported.graph)
-    assert rows_of_a_step(model, optimizer) == [0, 0]
+def exported(strict: bool) -> Callable[[nn.Module, Tensor], Any]:
+    return lambda model, x: torch.export.export(model, (x,), strict=strict).module()(x)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_jit_trace_counts_nothing():
+@pytest.mark.filterwarnings("ignore")  # of their own affairs
+@pytest.mark.parametrize("record", [exported(True), exported(False), torch.jit.trace], ids=["strict", "export", "jit"])
+def test_an_export_or_trace_counts_nothing(record):
     """TensorBoard's add_graph traces, too; the number of rows became a tensor, and the checkpoint was refused."""
     model, optimizer, x = small()
-    torch.jit.trace(model, x)
+    record(model, x)
     assert rows_of_a_step(model, optimizer) == [0, 0]

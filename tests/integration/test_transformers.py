@@ -1,15 +1,13 @@
 """Models of transformers, trained by its Trainer: what a wrapper knows of them, and what it leaves alone."""
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from adiv_optim import Whitened, attach, coverage, detach, jacobian
+from adiv_optim import attach, coverage, detach, jacobian
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import DIFFERENT, EXACT, METHODS, adamw, deviation, each_method, plain_loop, train, weights
 from tests.helpers.modules import Model
@@ -76,25 +74,6 @@ def test_transformers_model_in_its_trainer(build, method, tmp_path):
     assert deviation(weights(bare.net), wanted) > DIFFERENT
 
 
-def test_the_trainer_of_the_page_goes_on_with_its_wrapper(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
-    names = {"Trainer": transformers.Trainer, "Whitened": Whitened}
-    exec(re.search(r"class WhitenedTrainer.*?\n\n\n", page, re.DOTALL)[0], names)
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), num_train_epochs=1, use_cpu=True, report_to="none", disable_tqdm=True
-    )
-    words = [{"input_ids": ids, "labels": label} for ids, label in zip(*sentences()[0], strict=True)]
-    trainer = names["WhitenedTrainer"](gpt2(), arguments, train_dataset=words)
-    trainer.train()
-    wrapper = trainer.optimizer.optimizer
-    trainer.train()
-    within = trainer.optimizer
-    while hasattr(within, "optimizer"):  # Accelerate's, around itself or once
-        within = within.optimizer
-    assert within is wrapper
-    assert type(wrapper.inner) is torch.optim.AdamW
-
-
 @pytest.mark.parametrize("name", ["proportional", "disproportional", "batch-ideal"])
 def test_gpt2_is_corrected_in_its_conv1d(name):
     rule, (ids, labels) = METHODS[name].rule, sentences()[0]
@@ -123,12 +102,3 @@ def test_an_attached_gpt2_is_unpickled_where_transformers_has_not_been_imported(
     assert float(found) == model(ids).logits.sum().item()
     detach(model)
     assert type(model.transformer.h[0].mlp.c_fc) is transformers.pytorch_utils.Conv1D
-
-
-@pytest.mark.parametrize("name", ["preconditioned", "whitened"])
-def test_gpt2_as_it_is_is_treated_in_conv1d(name):
-    model = gpt2()
-    optimizer = METHODS[name].wrap(adamw(model), model, None)
-    train(with_logits(model), optimizer, sentences())
-    assert optimizer.coverage().treated["score.weight"] == f"{name}, 8 columns"
-    assert optimizer.coverage().treated["transformer.h.0.mlp.c_fc.weight"] == f"{name}, 9 columns"
