@@ -92,7 +92,12 @@ class ConvRows(TrainedParameters):
 
     def at(self, index: Tensor) -> LinearRows:
         """Return, of every group, the patches whose numbers are in `index`, ascending."""
-        return LinearRows(self.patches.at(index), self._grad_rows()[:, index], self.needs_weight, self.needs_bias)
+        chosen, before = [], 0
+        for rows in (part.unfold() for part in self.patches.slices(self.patches.input.dtype)):
+            is_here = (index >= before) & (index < before + rows.shape[1])
+            chosen.append(rows[:, index[is_here] - before])
+            before += rows.shape[1]
+        return LinearRows(torch.cat(chosen, 1), self._grad_rows()[:, index], self.needs_weight, self.needs_bias)
 
     def _grad_rows(self) -> Tensor:
         """Return the output gradients as (groups, rows, channels)."""

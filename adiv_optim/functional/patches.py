@@ -76,15 +76,6 @@ class Patches(NamedTuple):
         patches = patches.movedim(1, 0).movedim(2, 2 + len(self.kernel))
         return patches.flatten(2 + len(self.kernel)).flatten(1, -2)
 
-    def at(self, index: Tensor) -> Tensor:
-        """Return the patches whose numbers are in `index`, ascending: (groups, n, features)."""
-        chosen, before = [], 0
-        for rows in (patches.unfold() for patches in self.slices(self.input.dtype)):
-            is_here = (index >= before) & (index < before + rows.shape[1])
-            chosen.append(rows[:, index[is_here] - before])
-            before += rows.shape[1]
-        return torch.cat(chosen, 1)
-
 
 def cross_gram(left: list[Tensor], right: list[Tensor]) -> Tensor:
     """Return [left]ᵀ[right] of blocks of columns, block by block: joining the blocks first would copy X."""
