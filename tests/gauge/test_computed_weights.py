@@ -10,6 +10,8 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import UnitConsistent, gauge
+from adiv_optim.gauge import tracing
+from tests.functional.test_memory import Largest
 from tests.gauge.test_trace import check
 from tests.helpers.cases import relative_error
 from tests.helpers.modules import Model
@@ -104,3 +106,17 @@ def test_pruned_weights_keep_the_scales_of_their_channels():
     graph = check(model, x, 8)
     opt = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, graph=graph)
     assert "0.weight_orig" in opt.coverage().treated
+
+
+def test_a_concatenation_costs_no_memory_of_the_activations_size(monkeypatch):
+    def joined(model: Model, x: Tensor) -> Tensor:
+        x = F.relu(model.first(x))
+        return model.second(torch.cat([x, x], 1))
+
+    model = Model(joined, first=nn.Conv2d(3, 4, 3, padding=1), second=nn.Conv2d(8, 2, 1))
+    example = torch.randn(4, 3, 64, 64)
+    program = tracing._exported(model, example)
+    monkeypatch.setattr(tracing, "_exported", lambda *_: program)
+    with Largest() as recorder:
+        assert gauge.trace(model, example).free == 4
+    assert recorder.numel < 1000
