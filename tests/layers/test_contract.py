@@ -165,10 +165,8 @@ SHOWN = {
     "affine-like": "AffineLikeLinear(in_features=5, out_features=4, bias=True, alpha=0.7, beta=1.9)",
     "channel-scale-of-images": "ChannelScale((3,), dim=1, elementwise_affine=True, bias=False)",
     "dyt": "DyT((5,), dim=-1, elementwise_affine=True, bias=True, alpha=0.5, sqrt_d=False)",
-    "dyisru": "DyISRU((5,), dim=-1, elementwise_affine=True, bias=True, c=5, sqrt_d=True)",
     "isotropic-tanh-of-images": "IsotropicTanh(dim=(1, 2, 3))",
     "mean-field-prelu": "center=False, normalize=True, mean=0.299",
-    "patch-norm-groups": "groups=3, form='norm-like', alpha=-3.0, beta=0.6, eps=1e-12",
 }
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from adiv_optim import Proportional, attach
-from adiv_optim.layers import AffineLikeLinear, DyT, L2Norm, convert, plan
+from adiv_optim.layers import AffineLikeLinear, DyT, L2Norm, convert
 
 
 def mlp():
@@ -168,12 +168,3 @@ def test_layers_that_are_never_called_stay_with_a_warning():
     with pytest.warns(UserWarning, match=r"left layer '1\.linear' \(LinearCrossEntropyLoss uses it without calling"):
         convert(model, {nn.Linear: AffineLikeLinear})
     assert (type(model[0]), type(loss.linear)) == (AffineLikeLinear, nn.Linear)
-
-
-def test_an_optimizer_built_before_lacks_what_is_new_and_plan_names_it():
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    (replacement,) = plan(model, {nn.LayerNorm: DyT})
-    convert(model, {nn.LayerNorm: DyT})
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert [name for name, p in model[1].named_parameters() if id(p) not in held] == [*replacement.added] == ["alpha"]

@@ -25,27 +25,20 @@ EXACT = 1e-12  # float64, on numbers of order one
 #: Class, constructor arguments, input shape.
 CASES = {
     "1d-same-odd-total": (PatchNormConv1d, (4, 6, 4), {"padding": "same", "dilation": 3}, (2, 4, 12)),
-    "1d-circular-unbatched": (PatchNormConv1d, (4, 6, 3), {"padding": 2, "padding_mode": "circular"}, (4, 9)),
     "2d-oblong": (
         PatchNormConv2d, (4, 6, (3, 2)),
         {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 3)}, (2, 4, 7, 8),
     ),
     "2d-groups": (PatchNormConv2d, (4, 6, 3), {"groups": 2, "padding": 1}, (2, 4, 5, 5)),
     "2d-same-dilated": (PatchNormConv2d, (4, 6, (3, 4)), {"padding": "same", "dilation": (2, 1)}, (2, 4, 7, 6)),
-    "2d-valid": (PatchNormConv2d, (4, 6, 2), {"padding": "valid", "stride": 2}, (2, 4, 6, 6)),
     "2d-reflect": (
         PatchNormConv2d, (4, 6, 3), {"padding": (2, 1), "padding_mode": "reflect", "groups": 2}, (2, 4, 5, 6)
     ),
-    "2d-same-circular": (PatchNormConv2d, (4, 6, 4), {"padding": "same", "padding_mode": "circular"}, (2, 4, 6, 5)),
     "2d-1x1-strided": (PatchNormConv2d, (4, 6, 1), {"stride": 2, "bias": False}, (2, 4, 6, 5)),
     "2d-1x1-circular": (PatchNormConv2d, (4, 6, 1), {"padding": 1, "padding_mode": "circular"}, (2, 4, 5, 6)),
     "3d": (PatchNormConv3d, (2, 4, 2), {"groups": 2, "padding": 1, "stride": (1, 2, 1)}, (2, 2, 3, 4, 3)),
-    "3d-reflect-dilated": (
-        PatchNormConv3d, (2, 3, 2), {"padding": 1, "padding_mode": "reflect", "dilation": (2, 1, 1)}, (1, 2, 3, 3, 3)
-    ),
     "1d-1-strided-unbatched": (PatchNormConv1d, (4, 6, 1), {"stride": 3, "groups": 2}, (4, 9)),
-    "transposed-1d": (PatchNormConvTranspose1d, (4, 6, 3), {"stride": 2, "padding": 1}, (2, 4, 5)),
-    "transposed-1d-unbatched": (PatchNormConvTranspose1d, (4, 6, 2), {"groups": 2}, (4, 5)),
+    "transposed-1d-unbatched": (PatchNormConvTranspose1d, (4, 6, 3), {"stride": 2, "groups": 2}, (4, 5)),
     "transposed-2d-oblong": (
         PatchNormConvTranspose2d, (4, 6, (3, 2)),
         {"stride": (2, 3), "padding": (1, 0), "output_padding": (1, 2), "dilation": (1, 2)}, (2, 4, 4, 3),

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear
 from tests.helpers.covering import paired
@@ -53,7 +52,6 @@ NORM = {
 KINDS = {f"affine-{name}": (AffineLikeLinear, affine_like, options) for name, options in AFFINE.items()} | {
     f"norm-{name}": (NormLikeLinear, norm_like, options) for name, options in NORM.items()
 }
-each_kind = pytest.mark.parametrize(("kind", "formula", "options"), KINDS.values(), ids=KINDS)
 #: One of either formula, with every term in it.
 both_kinds = pytest.mark.parametrize(
     ("kind", "formula", "options"),
@@ -96,7 +94,7 @@ def test_effective_update_of_one_row(kind, formula, options, bias):
         torch.testing.assert_close(layer(x) - before, -LEARNING_RATE * gain * g, rtol=0, atol=EXACT)
 
 
-@each_kind
+@both_kinds
 def test_zero_rows_give_the_bias_term_alone_and_finite_gradients(kind, formula, options):
     layer, x = kind(5, 3, **options), torch.zeros(2, 5, requires_grad=True)
     output = layer(x)
@@ -138,13 +136,10 @@ def test_float16_zero_rows_are_right_where_1_over_beta_would_overflow(bias, auto
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("kind", [AffineLikeLinear, NormLikeLinear])
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)], ids=str)
-def test_layers_without_features_are_as_torchs(kind, shape):
-    x = torch.randn(4, 5, shape[0])
-    layer = kind(*shape)
-    assert layer(x).shape == nn.Linear(*shape)(x).shape == (4, 5, shape[1])
-    if not shape[0]:
-        assert torch.allclose(layer(x), layer.bias.expand(4, 5, -1))
+def test_layers_without_features_return_their_bias(kind):
+    layer = kind(0, 3)
+    assert torch.allclose(layer(torch.randn(4, 5, 0)), layer.bias.expand(4, 5, -1))
+    assert kind(3, 0)(torch.randn(4, 3)).shape == (4, 0)
 
 
 def test_eps_bounds_the_norm_from_below():
