@@ -168,14 +168,6 @@ def test_data_that_the_model_works_on_in_place_stays():
     assert not torch.equal(x, before)
 
 
-def test_activation_in_place_behind_a_layer_is_told_from_the_layer():
-    (x, y), first, last = batch(), nn.Linear(6, 8), nn.Linear(8, 3)
-    plain, in_place = (nn.Sequential(first, nn.ReLU(inplace=inplace), last) for inplace in (False, True))
-    for correction in (None, Proportional()):
-        one, other = (divergence(model, F.cross_entropy, x, y, correction).layers["0"] for model in (plain, in_place))
-        torch.testing.assert_close(one.projection, other.projection, rtol=0, atol=0, equal_nan=True)
-
-
 def test_optimizer_of_ones_own_is_copied_with_what_it_needs():
     class Scaled(torch.optim.SGD):
         """Has an attribute that torch's own copying leaves behind."""
