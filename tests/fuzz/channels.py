@@ -21,32 +21,20 @@ HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Identity, nn.Dropout)
 
 @dataclass
 class Moves:
-    """How a parameter's entries move, w · exp(s[plus] − s[minus]).
+    """How a parameter's entries move, w · exp(s[plus] − s[minus])."""
 
-    Args:
-        plus: of the parameter's shape.
-        minus: of the parameter's shape.
-        usual: mean of log|w| as PyTorch initialises it; None for what is no weight.
-        groups: of a convolution.
-    """
-
-    plus: Tensor
+    plus: Tensor  # of the parameter's shape, as the other
     minus: Tensor
-    usual: float | None
-    groups: int = 1
+    usual: float | None  # mean of log|w| as PyTorch initialises it; None for what is no weight
+    groups: int = 1  # of a convolution
 
 
 @dataclass
 class Channels:
-    """A union-find over the numbers that flow for one sample.
+    """A union-find over the numbers that flow for one sample."""
 
-    Args:
-        above: of each scale one that it is the same as; PINNED is 1 for good.
-        moves: parameter's id → how it moves.
-    """
-
-    above: list[int] = field(default_factory=lambda: [PINNED])
-    moves: dict[int, Moves] = field(default_factory=dict)
+    above: list[int] = field(default_factory=lambda: [PINNED])  # of each scale one that it is the same as; PINNED is 1
+    moves: dict[int, Moves] = field(default_factory=dict)  # parameter's id → how it moves
 
     def find(self, number: int) -> int:
         while self.above[number] != number:

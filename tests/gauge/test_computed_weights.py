@@ -13,8 +13,9 @@ from adiv_optim import UnitConsistent, gauge
 from adiv_optim.gauge import tracing
 from tests.functional.test_memory import Largest
 from tests.gauge.test_trace import check
-from tests.helpers.cases import relative_error
+from tests.gauge.test_unit_consistent_paths import deviation
 from tests.helpers.modules import Model
+from tests.helpers.steps import sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -39,13 +40,8 @@ def path_deviation(model: nn.Module, x: Tensor, rule: gauge.NetworkGauge) -> flo
     scales = gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(0))
     other = gauge.apply_gauge(copy.deepcopy(model), graph, scales)
     for each in (model, other):
-        optimizer = UnitConsistent(torch.optim.SGD(each.parameters(), lr=1e-2), each, graph=graph, gauge=rule)
-        for _ in range(3):
-            optimizer.zero_grad()
-            each(x).square().mean().backward()
-            optimizer.step()
-    gauge.apply_gauge(other, graph, -scales)
-    return max(relative_error(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
+        stepped(each, UnitConsistent(sgd(each, 1e-2), each, graph=graph, gauge=rule), x, x, x)
+    return deviation(model, other, graph, scales)
 
 
 def gained() -> nn.Module:
