@@ -189,15 +189,14 @@ def test_damping_rises_where_the_loss_of_new_points_is_more_than_twice_the_last(
 def test_jacobian_through_a_layer_norm_is_that_of_differences(second):
     model, points = nn.Sequential(nn.Linear(2, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 1)), torch.rand(4, 2)
     terms = Terms(model, [(lambda model, x: second(model, x).sum(), points)], "test")
-    start = {name: p.detach() for name, p in model.named_parameters()}
+    start, h = {name: p.detach() for name, p in model.named_parameters()}, 1e-5
     terms.evaluate(start)
-    jacobian, column, h = terms.jacobian(start, None), 0, 1e-5
+    jacobian = terms.jacobian(start, None).T
     for name, p in start.items():
-        for place in range(p.numel()):
-            move = torch.zeros(p.numel()).index_fill_(0, torch.tensor(place), h).view_as(p)
-            ends = [terms.evaluate({**start, name: p + sign * move}) for sign in (1, -1)]
-            assert torch.allclose(jacobian[:, column], (ends[0] - ends[1]) / (2 * h), rtol=1e-5, atol=1e-6), name
-            column += 1
+        rows, jacobian = jacobian[: p.numel()], jacobian[p.numel() :]
+        for row, move in zip(rows, h * torch.eye(p.numel()), strict=True):
+            ends = [terms.evaluate({**start, name: p + sign * move.view_as(p)}) for sign in (1, -1)]
+            assert torch.allclose(row, (ends[0] - ends[1]) / (2 * h), rtol=1e-5, atol=1e-6), name
 
 
 def test_buffers_that_a_network_changes_stay_as_they_were():
