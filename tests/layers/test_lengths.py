@@ -12,9 +12,10 @@ LAYERWISE = (1, 2, 3)
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1, (2, 3), (-3, -2, -1), LAYERWISE], ids=str)
-def test_rows_get_length_one_or_its_tanh_and_keep_their_direction(dim):
-    x = torch.randn(3, 2, 4, 5)
-    lengths = x.square().sum(dim, keepdim=True).sqrt()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_rows_get_length_one_or_its_tanh_and_keep_their_direction(dim, dtype):
+    x = torch.randn(3, 2, 4, 5, dtype=dtype)
+    lengths = x.abs().square().sum(dim, keepdim=True).sqrt()
     torch.testing.assert_close(L2Norm(dim)(x) * lengths, x, rtol=EXACT, atol=0)
     torch.testing.assert_close(IsotropicTanh(dim)(x), lengths.tanh() / lengths * x, rtol=EXACT, atol=0)
     assert list(L2Norm(dim).state_dict()) == []

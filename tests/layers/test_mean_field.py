@@ -38,14 +38,6 @@ def test_output_is_the_activation_less_its_mean_over_its_deviation(constants, sw
     torch.testing.assert_close(MeanFieldNorm(activation, **switches)(x), wanted, rtol=0, atol=CLOSED)
 
 
-def test_state_dict_is_that_of_the_activation():
-    assert MeanFieldNorm(nn.ReLU()).state_dict() == {}
-    layer = MeanFieldNorm(nn.PReLU())
-    assert list(layer.state_dict()) == ["activation.weight"]
-    layer(torch.randn(9)).sum().backward()
-    assert layer.activation.weight.grad is not None
-
-
 def test_constants_are_those_of_the_parameters_at_construction():
     prelu = nn.PReLU(init=0.0)
     layer = MeanFieldNorm(prelu)

@@ -56,14 +56,7 @@ FORMS = {
 }
 
 #: The torch layer of every class.
-PLAIN = {
-    PatchNormConv1d: nn.Conv1d,
-    PatchNormConv2d: nn.Conv2d,
-    PatchNormConv3d: nn.Conv3d,
-    PatchNormConvTranspose1d: nn.ConvTranspose1d,
-    PatchNormConvTranspose2d: nn.ConvTranspose2d,
-    PatchNormConvTranspose3d: nn.ConvTranspose3d,
-}
+PLAIN = {kind: getattr(nn, kind.__name__.removeprefix("PatchNorm")) for kind, *_ in CASES.values()}
 
 
 @torch.no_grad()
@@ -71,12 +64,13 @@ def reference(layer, input):
     """The layer's output by torch's convolutions: of the input by its weights, and of the squares by ones."""
     kind, last = PLAIN[type(layer)], "output_padding" if layer.transposed else "padding_mode"
     options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", last)}
-    plain = kind(layer.in_channels, layer.out_channels, layer.kernel_size, bias=False, **options)
+    sizes = layer.in_channels, layer.out_channels, layer.kernel_size
+    plain = kind(*sizes, bias=False, **options, dtype=layer.weight.dtype)
     sums = kind(layer.in_channels, layer.groups, layer.kernel_size, bias=False, **options)
     plain.weight.copy_(layer.weight)
     nn.init.ones_(sums.weight)
     channels = -len(layer.kernel_size) - 1
-    norm = sums(input.square()).repeat_interleave(layer.out_channels // layer.groups, channels)
+    norm = sums(input.abs().square()).repeat_interleave(layer.out_channels // layer.groups, channels)
     bias = torch.zeros(layer.out_channels) if layer.bias is None else layer.bias
     # Bird 2025, Eqs. 37, 56 and 35, of W x, b and |x|².
     linear, bias, alpha, beta = plain(input), bias.view(-1, *[1] * len(layer.kernel_size)), layer.alpha, layer.beta
@@ -90,8 +84,9 @@ def reference(layer, input):
 @paired("case form", CASES, FORMS)
 def test_output_is_the_formula_of_torchs_convolutions(case, form):
     kind, sizes, options, shape = case
-    layer, x = kind(*sizes, **options, **form), torch.randn(shape)
-    torch.testing.assert_close(layer(x), reference(layer, x), rtol=EXACT, atol=EXACT)
+    for dtype in (torch.float64, torch.complex128):
+        layer, x = kind(*sizes, **options, **form, dtype=dtype), torch.randn(shape, dtype=dtype)
+        torch.testing.assert_close(layer(x), reference(layer, x), rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -16,12 +16,12 @@ EXACT = 1e-12  # float64, on numbers of order one
 def affine_like(x, weight, bias, alpha=1.0, beta=1.0):
     """(αWx + βb) / √(α²|x|² + β²), Bird 2025, Eq. 37."""
     shift = 0 if bias is None else beta * bias
-    return (alpha * x @ weight.T + shift) / (alpha**2 * x.square().sum(-1, keepdim=True) + beta**2).sqrt()
+    return (alpha * x @ weight.T + shift) / (alpha**2 * x.abs().square().sum(-1, keepdim=True) + beta**2).sqrt()
 
 
 def norm_like(x, weight, bias, alpha=1.0, beta=None):
     """αW(x/s) + βb with s = √(α²|x|²/(1 − β²)), Eq. 35; beta None is Wx/|x| + b, Eq. 17."""
-    norm = x.square().sum(-1, keepdim=True).sqrt()
+    norm = x.abs().square().sum(-1, keepdim=True).sqrt()
     gain = 1 / norm if beta is None else alpha / (alpha**2 * norm**2 / (1 - beta**2)).sqrt()
     shift = 0 if bias is None else bias * (1 if beta is None else beta)
     return x @ weight.T * gain + shift
@@ -52,10 +52,11 @@ both_kinds = pytest.mark.parametrize(
 each_bias = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 @paired("case bias_shape", KINDS, {"bias-tokens": (True, (2, 3, 5)), "no-bias-unbatched": (False, (5,))})
-def test_output_is_the_formula(case, bias_shape):
+def test_output_is_the_formula(case, bias_shape, dtype):
     (kind, formula, options), (bias, shape) = case, bias_shape
-    layer, x = kind(5, 3, bias, **options).double(), torch.randn(shape, dtype=torch.float64)
+    layer, x = kind(5, 3, bias, **options, dtype=dtype), torch.randn(shape, dtype=dtype)
     wanted = formula(x, layer.weight, layer.bias, **options)
     torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
 
