@@ -1,12 +1,14 @@
-"""DyT and DyISRU: the published formulas, and channels."""
+"""DyT and DyISRU: the published formulas, and channels; ChannelScale: torch's normalisers' parameters alone."""
 
+import copy
 import math
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
-from adiv_optim.layers import DyISRU, DyT
+from adiv_optim.layers import ChannelScale, DyISRU, DyT
 from tests.helpers.covering import paired
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -112,3 +114,28 @@ def test_half_precision_is_close_where_squares_and_c_would_overflow(kind, formul
     assert output.dtype == dtype
     wanted = torch.tensor([formula(value, width) for value in x[0, :4].tolist()])
     torch.testing.assert_close(output[0, :4].double(), wanted, rtol=2e-2, atol=1e-4)
+
+
+#: torch's normaliser, whose parameters are 1 and 0 at first; the scaling; an input.
+NORMALISERS = {
+    "layer-norm": (nn.LayerNorm(5), ChannelScale(5), (2, 3, 5)),
+    "rms-norm": (nn.RMSNorm(5, eps=1e-6), ChannelScale(5, bias=False), (2, 5)),
+    "batch-norm": (nn.BatchNorm2d(3), ChannelScale(3, dim=1), (2, 3, 4, 4)),
+    "group-norm": (nn.GroupNorm(1, 4), ChannelScale(4, dim=-3), (2, 4, 3, 3)),
+}
+
+
+@pytest.mark.parametrize(("plain", "scale", "shape"), NORMALISERS.values(), ids=NORMALISERS)
+def test_normaliser_without_parameters_then_scale_is_the_normaliser(plain, scale, shape):
+    whole, x = copy.deepcopy(plain).double(), torch.randn(shape)
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter)
+    parts = nn.Sequential(plain, scale).double()
+    parts[1].load_state_dict(dict(whole.named_parameters()))
+    torch.testing.assert_close(parts(x), whole(x), rtol=EXACT, atol=EXACT)
+
+
+def test_starts_as_the_identity():
+    x = torch.randn(2, 5)
+    for layer in (ChannelScale(5), ChannelScale(5, elementwise_affine=False)):
+        assert torch.equal(layer(x), x)
