@@ -9,7 +9,6 @@ from adiv_optim.diagnostics import _rows, divergence
 from adiv_optim.functional import patches, shared
 from adiv_optim.functional.patches import cross_gram
 from adiv_optim.layers import AffineLikeLinear
-from adiv_optim.optim import roots
 from tests.helpers.cases import gradients, relative_error
 from tests.helpers.remembered import covariance_of, rows_counted
 
@@ -76,22 +75,6 @@ def test_covariance_of_patches_adds_up(monkeypatch):
     whole = covariance()
     in_slices_of_patches(monkeypatch, x)
     agree(covariance(), whole)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_strips_of_a_covariance_make_the_whole(monkeypatch, groups):
-    monkeypatch.setattr(roots, "STRIP", 4)
-    one, x = nn.Conv1d(11 * groups, 2 * groups, 1, groups=groups), torch.randn(3, 11 * groups, 5)
-    assert roots.strips_of(12) == [(0, 4), (4, 8), (8, 12)]
-    optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1, graft_norm=False)
-    one(x).sum().backward()
-    optimizer.step()
-    rows = x.unflatten(1, (groups, 11)).movedim(1, 0).movedim(2, 3).reshape(groups, 15, 11)
-    rows = torch.cat([rows, torch.ones(groups, 15, 1)], -1)
-    wanted = rows.mT @ rows / 15
-    agree({"A": covariance_of(optimizer, one).expand_as(wanted)}, {"A": wanted})
-    level = wanted.diagonal(dim1=1, dim2=2).mean()
-    assert optimizer.metrics()["Whitened/weight/input_rms"] == pytest.approx(level.sqrt().item())
 
 
 def measured(one, x, g, **options):
