@@ -154,9 +154,7 @@ def test_other_operation_pins_scales(function):
 
 
 CONVOLUTIONS = {
-    "1d": (nn.Conv1d(4, 6, 3, groups=2), (2, 3, 9)),
-    "3d": (nn.Conv3d(4, 6, 2, bias=False), (2, 3, 3, 3, 3)),
-    "transposed-1d": (nn.ConvTranspose1d(4, 6, 2, groups=2), (2, 3, 5)),
+    "grouped": (nn.Conv1d(4, 6, 3, groups=2), (2, 3, 9)),
     "transposed-3d": (nn.ConvTranspose3d(4, 6, 2), (2, 3, 2, 2, 2)),
     "unbatched-depthwise": (nn.Conv1d(4, 4, 3, groups=4), (3, 9)),
 }

@@ -57,9 +57,8 @@ def network() -> nn.Module:
     ],
     ids=["network", "low-rank", "affine-like", "weight-norm"],
 )
-def test_small_real_step_moves_the_output_by_the_ideal(build, shape):
+def test_step_moves_the_output_by_the_ideal_to_first_order(build, shape):
     module, input = build(), torch.randn(shape)
-    before = module(input).detach()
     parameters = {n: p.detach() for n, p in module.named_parameters()}
 
     def along(direction: dict[str, Tensor]) -> Tensor:
@@ -68,15 +67,8 @@ def test_small_real_step_moves_the_output_by_the_ideal(build, shape):
     g = along({n: torch.randn_like(p) for n, p in parameters.items()})  # the parameters can move the output by it
     found = jacobian.ideal_update(module, input, g)
     assert relative_error(along(found), -g) <= 1e-8
-
-    def movement(step: dict[str, Tensor], rate: float = 1e-6) -> Tensor:
-        moved = {n: p.detach() + rate * step[n] for n, p in module.named_parameters()}
-        return (torch.func.functional_call(module, moved, (input,)) - before) / rate
-
-    assert relative_error(movement(found), -g) <= 1e-4  # the curvature of the module, times the rate
     plain = torch.autograd.grad(module(input), list(module.parameters()), -g)
-    step = dict(zip(found, plain, strict=True))
-    assert relative_error(movement(step), -g) > 1e-1
+    assert relative_error(along(dict(zip(found, plain, strict=True))), -g) > 1e-1
 
 
 def test_module_and_random_numbers_are_left_as_they_were():

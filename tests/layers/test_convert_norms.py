@@ -65,13 +65,11 @@ def test_layer_that_is_the_model_is_called_so():
 NORMS = {
     "batch-norm-1d": (nn.BatchNorm1d(6), 1, (4, 6)),
     "sync-batch-norm": (nn.SyncBatchNorm(6), 1, (4, 6, 5, 5)),
-    "batch-norm-plain": (nn.BatchNorm2d(6, affine=False), 1, (4, 6, 5, 5)),
     "layer-norm": (nn.LayerNorm(6), -1, (4, 5, 6)),
     "layer-norm-of-images": (nn.LayerNorm((6, 5)), -1, (4, 6, 5)),
     "layer-norm-without-bias": (nn.LayerNorm(6, bias=False), -1, (4, 5, 6)),
     "layer-norm-plain": (nn.LayerNorm(6, elementwise_affine=False), -1, (4, 5, 6)),
     "rms-norm": (nn.RMSNorm(6), -1, (4, 6)),
-    "rms-norm-plain": (nn.RMSNorm(6, elementwise_affine=False), -1, (4, 6)),
 }
 
 

@@ -30,11 +30,9 @@ CASES = {
         {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 3)}, (2, 4, 7, 8),
     ),
     "2d-groups": (PatchNormConv2d, (4, 6, 3), {"groups": 2, "padding": 1}, (2, 4, 5, 5)),
-    "2d-same-dilated": (PatchNormConv2d, (4, 6, (3, 4)), {"padding": "same", "dilation": (2, 1)}, (2, 4, 7, 6)),
     "2d-reflect": (
         PatchNormConv2d, (4, 6, 3), {"padding": (2, 1), "padding_mode": "reflect", "groups": 2}, (2, 4, 5, 6)
     ),
-    "2d-1x1-strided": (PatchNormConv2d, (4, 6, 1), {"stride": 2, "bias": False}, (2, 4, 6, 5)),
     "2d-1x1-circular": (PatchNormConv2d, (4, 6, 1), {"padding": 1, "padding_mode": "circular"}, (2, 4, 5, 6)),
     "3d": (PatchNormConv3d, (2, 4, 2), {"groups": 2, "padding": 1, "stride": (1, 2, 1)}, (2, 2, 3, 4, 3)),
     "1d-1-strided-unbatched": (PatchNormConv1d, (4, 6, 1), {"stride": 3, "groups": 2}, (4, 9)),
