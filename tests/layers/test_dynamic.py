@@ -29,7 +29,6 @@ PLACES = {
     "last": (5, -1, (2, 3, 5)),
     "images": (3, 1, (2, 3, 4, 5)),
     "images-from-behind": (3, -3, (2, 3, 4, 5)),
-    "rows-at-1": (3, 1, (2, 3)),
     "several": ((3, 4), -1, (2, 3, 4)),
     "several-in-the-middle": ((3, 4), 2, (2, 3, 4, 5)),
     "unbatched": (5, -1, (5,)),

@@ -21,7 +21,6 @@ SWITCHES = {
 #: Activation → mean and variance under a standard normal.
 CONSTANTS = {
     "relu": (torch.relu, 1 / math.sqrt(math.tau), 0.5 - 1 / math.tau),
-    "absolute": (torch.abs, 2 / math.sqrt(math.tau), 1 - 4 / math.tau),
     "exp": (torch.exp, math.sqrt(math.e), math.e**2 - math.e),
     "sin": (torch.sin, 0.0, (1 - math.exp(-2)) / 2),
     "square": (torch.square, 1.0, 2.0),
