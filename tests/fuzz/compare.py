@@ -15,10 +15,10 @@ import adiv_optim
 from adiv_optim import GradientOnly, gauge
 from tests.fuzz.by_hand import Method
 from tests.fuzz.by_inputs import InputScaled, Preconditioned, Whitened
+from tests.fuzz.channels import UnitConsistent
 from tests.fuzz.corrected import BatchIdeal, Disproportional, Proportional
 from tests.fuzz.networks import Network
 from tests.fuzz.trainings import Training, network
-from tests.fuzz.unit_consistent import UnitConsistent
 
 #: What is smaller than this part of the largest parameter is compared with that: rounding is 1e-16 of it.
 ROUNDING = 1e-7
