@@ -1,5 +1,6 @@
 """Layers whose weights another module uses without calling them: a warning names them once, and coverage says why."""
 
+import linecache
 import warnings
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent
+from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened
 from tests.helpers.modules import Model
 from tests.wrappers import each_wrapper
 
@@ -33,10 +34,9 @@ def test_layers_that_are_used_without_a_call_are_named_once(wrap):
         assert not told
         assert "inside.weight" in report.treated
         return
-    assert len(told) == 1
-    assert "takes plain steps" in told[0]
-    assert "inside.weight" in told[0]
-    assert "called.weight" not in told[0]
+    (message,) = told
+    assert "takes plain steps" in message
+    assert ("inside.weight" in message, "called.weight" in message) == (True, False)
     assert report.skipped["inside.weight"].startswith("it has a gradient, but its layer was never called")
     plain = {"inside.weight", "inside.bias"} | ({"called.bias"} if isinstance(opt, InputScaled) else set())
     assert report.skipped.keys() == plain
@@ -87,3 +87,19 @@ def test_gradients_of_before_the_correction_say_nothing(set_to_none):
         opt.add_param_group({"params": list(head.parameters())})
     model(x).sum().backward()
     assert opt.coverage().parameter_share == 1
+
+
+@pytest.mark.parametrize("wrap", [Whitened, lambda inner, model: GradientOnly(inner, model, Proportional())])
+def test_warnings_of_a_step_point_at_its_call_past_frames_of_this_package_and_of_torch(wrap):
+    model = nn.Linear(3, 2)
+    opt = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1)  # puts a function of its own around step
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.weight.grad = torch.ones(2, 3)  # of a layer that is not called
+            opt.step()
+            scheduler.step()
+    (told,) = (each for each in caught if str(each.message).startswith(("Whitened", "GradientOnly")))
+    assert told.filename == __file__
+    assert linecache.getline(__file__, told.lineno).strip() == "opt.step()"

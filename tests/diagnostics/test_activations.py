@@ -9,7 +9,7 @@ from torch import nn
 from adiv_optim.diagnostics import gaussian_moments, hermite_coefficients, isometry_strength
 from adiv_optim.diagnostics.activations import NODES, WEIGHTS
 
-CLOSED, LISTED = 1e-6, 1e-5
+CLOSED = 1e-6
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -38,15 +38,6 @@ def test_rule_of_twenty_nodes_is_exact_up_to_degree_39(degree):
     integral = (WEIGHTS * NODES**degree).sum().item()
     assert integral == pytest.approx(2 / (degree + 1), rel=1e-14)
     assert abs((WEIGHTS * NODES ** (degree + 1)).sum().item()) < 1e-16
-
-
-def test_strength_is_the_listed_one():
-    listed = {
-        nn.Sigmoid(): 1.015833, nn.SELU(): 1.029320, nn.ELU(): 1.063273, nn.Tanh(): 1.069530, nn.SiLU(): 1.201490,
-        nn.GELU(): 1.276712, torch.sin: 1.149082, torch.exp: 1.418023,
-    }  # fmt: skip
-    for activation, wanted in listed.items():
-        assert isometry_strength(activation) == pytest.approx(wanted, rel=0, abs=LISTED), activation
 
 
 def density(a):
@@ -82,20 +73,12 @@ def test_variance_of_a_function_far_from_zero_keeps_its_digits():
     assert isometry_strength(lambda z: 1e5 + z.relu()) == pytest.approx(isometry_strength(torch.relu), abs=CLOSED)
 
 
-def relu_coefficient(k):
-    """He_{k−2}(0) / √(2π k!), by two integrations by parts."""
-    if k < 2:
-        return (density(0), 0.5)[k]
-    if k % 2:
-        return 0.0
-    half = k // 2 - 1
-    logarithm = math.lgamma(k - 1) - half * math.log(2) - math.lgamma(half + 1) - math.lgamma(k + 1) / 2
-    return (-1) ** half * math.exp(logarithm) * density(0)
-
-
 def test_hermite_coefficients_of_relu():
-    found = hermite_coefficients(torch.relu, 300)
-    wanted = torch.tensor([relu_coefficient(k) for k in range(301)])
+    """He_{k−2}(0) / √(2π k!) from k = 2 on, by two integrations by parts; the odd ones are 0."""
+    found, wanted = hermite_coefficients(torch.relu, 300), torch.zeros(301)
+    wanted[:3] = torch.tensor([density(0), 0.5, density(0) / math.sqrt(2)])
+    for k in range(2, 300, 2):
+        wanted[k + 2] = -(k - 1) / math.sqrt((k + 1) * (k + 2)) * wanted[k]
     torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSED)
     assert wanted[300].abs() > 10 * CLOSED  # the last one is still told from zero
 
@@ -122,13 +105,10 @@ def test_modules_are_left_as_they_are_and_may_work_in_place():
 ERRORS = {
     "name": ("relu", TypeError, "activation is 'relu'; pass an elementwise module or function"),
     "softmax": (nn.Softmax(dim=-1), ValueError, "depends for one number on the other"),
-    "layer-norm": (nn.LayerNorm(4), ValueError, r"LayerNorm\(.* is not an elementwise activation, for tensors"),
-    "cumulative-sum": (lambda z: z.cumsum(0), ValueError, "depends for one number on the other"),
     "linear": (nn.Linear(3, 3), ValueError, "for tensors of any shape: mat1 and mat2 shapes cannot be"),
     "glu": (nn.GLU(dim=0), ValueError, "its output has another shape than its input"),
     "dropout": (nn.Dropout(), ValueError, r"or on chance \(then call .eval\(\) first\)"),
     "logarithm": (torch.log, ValueError, "gives nan at z = .*; it must be finite for every z"),
-    "overflow": (lambda z: (z * z).exp(), ValueError, "gives inf at z ="),
     "too-steep": (lambda z: (z * z / 4).exp(), ValueError, "no finite variance.*slower than exp"),
     "pole": (torch.reciprocal, ValueError, "moments of reciprocal .* do not settle: its variance is infinite"),
 }

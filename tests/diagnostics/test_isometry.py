@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -29,8 +28,6 @@ def test_isometry_is_the_ratio_of_geometric_and_arithmetic_mean_of_the_eigenvalu
     matrix = gram(3, 2, n, 50)
     torch.testing.assert_close(isometry(matrix), by_eigenvalues(matrix), rtol=EXACT, atol=0)
     torch.testing.assert_close(isometry_gap(matrix), -by_eigenvalues(matrix).log(), rtol=EXACT, atol=EXACT)
-    for at in np.ndindex(3, 2):
-        torch.testing.assert_close(isometry(matrix[at]), isometry(matrix)[at], rtol=EXACT, atol=0)
 
 
 def test_one_for_multiples_of_the_identity_and_free_of_scale():
@@ -49,15 +46,8 @@ def test_lengths_that_differ_by_many_orders_cost_no_accuracy():
     torch.testing.assert_close(isometry_gap(x @ x.mT), wanted, rtol=THEOREM, atol=0)
 
 
-def copied():
-    x = torch.randn(5, 30)
-    x[3] = x[1]
-    return x
-
-
 SINGULAR = {
-    "copy": copied,
-    "multiple": lambda: torch.cat([x := torch.randn(4, 30), -3 * x[:1]]),
+    "copy": lambda: torch.randn(4, 30)[[0, 1, 2, 3, 1]],
     "sum": lambda: torch.cat([x := torch.randn(4, 30), x[:1] + x[1:2]]),
     "zero-row": lambda: torch.cat([torch.randn(4, 30), torch.zeros(1, 30)]),
     "all-zero": lambda: torch.zeros(5, 30),
@@ -112,12 +102,6 @@ def test_narrow_dtypes_are_computed_in_float32():
     found = isometry_gap(matrix)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), isometry_gap(matrix.double()), rtol=1e-6, atol=1e-6)
-
-
-def test_vmap_is_batching():
-    matrix = gram(4, 5, 9)
-    matrix[2] = 0
-    torch.testing.assert_close(torch.vmap(isometry_gap)(matrix), isometry_gap(matrix), rtol=0, atol=0)
 
 
 def test_shapes_that_are_not_square_are_refused():

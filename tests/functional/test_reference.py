@@ -112,7 +112,6 @@ SITUATIONS = {
     "broadcast-gradient-conv": (IMAGE, lambda x, g: (x, torch.ones(()).expand_as(g))),
     "column-by-column": (LINEAR, lambda x, g: (across(x), across(g))),
     "column-by-column-conv": (IMAGE, lambda x, g: (across(x), across(g))),
-    "four-dimensions": (linear(5, 3, shape=(2, 2, 3, 5)), lambda x, g: (x, g)),
     "zeros": (LINEAR, lambda x, g: (0 * x, g)),
     "zeros-no-bias": (LAYERS["linear-rows-no-bias"], lambda x, g: (0 * x, g)),
     "zeros-many-no-bias": (linear(5, 3, bias=False, shape=(20, 5)), lambda x, g: (0 * x, g)),
@@ -120,7 +119,6 @@ SITUATIONS = {
     "one-row-of-zeros": (LINEAR, without(1)),
     "one-row-of-zeros-no-bias": (LAYERS["linear-rows-no-bias"], without(1)),
     "no-rows": (linear(5, 3, shape=(0, 5)), lambda x, g: (x, g)),
-    "no-tokens-no-bias": (linear(5, 3, bias=False, shape=(2, 0, 5)), lambda x, g: (x, g)),
     **{f"no-samples-{name}": (CONV[name], lambda x, g: (x[:0], g[:0])) for name in ("conv1d", "conv2d", "conv3d")},
 }
 

@@ -28,19 +28,12 @@ class AmbiguousError(Exception):
 
 @dataclass
 class Call:
-    """One call of a layer.
-
-    Args:
-        layer: the layer.
-        rows: for every group of its outputs, what each of them read: (rows, features).
-        gradients: for every group the loss's gradients at its outputs, (rows, outputs).
-        one: what stands beside each row in the place of the bias.
-    """
+    """One call of a layer."""
 
     layer: Any
-    rows: list[Tensor]
-    gradients: list[Tensor]
-    one: float = 1.0
+    rows: list[Tensor]  # for every group of its outputs, what each of them read: (rows, features)
+    gradients: list[Tensor]  # for every group the loss's gradients at its outputs, (rows, outputs)
+    one: float = 1.0  # what stands beside each row in the place of the bias
 
 
 def rows(layer: Any, x: Tensor) -> list[Tensor]:
@@ -94,13 +87,7 @@ def from_matrices(layer: Any, parts: list[Tensor]) -> Tensor:
 
 
 class Method:
-    """What all have in common; by itself the bare optimizer.
-
-    Args:
-        model: the network.
-        training: what is done with it.
-        settings: the wrapper's.
-    """
+    """What all have in common; by itself the bare optimizer."""
 
     def __init__(self, model: Network, training: Training, **settings: Any) -> None:
         self.model, self.training, self.settings = model, training, settings

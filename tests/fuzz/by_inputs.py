@@ -18,29 +18,17 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass
 class Memory:
-    """What is known of the inputs of one weight.
-
-    Args:
-        weight: the weight.
-        bias: the bias, if it goes with it.
-        layer: one that it is of.
-        layers: all of them.
-        total: Σ x~ x~ᵀ of every group, older ones counting less.
-        rows: how many, likewise.
-        found: what is made of it, by group and block.
-        vectors: of the last measurement, by group and block.
-        last: what the weight was divided by when it was stepped on last.
-    """
+    """What is known of the inputs of one weight."""
 
     weight: nn.Parameter
-    bias: nn.Parameter | None
-    layer: Any
-    layers: list[nn.Module]
-    total: list[Tensor] | None = None
-    rows: float = 0.0
-    found: list[list[Any]] | None = None
-    vectors: dict[tuple[int, int], Tensor] | None = None
-    last: list[float] | None = None
+    bias: nn.Parameter | None  # if it goes with the weight
+    layer: Any  # one that the weight is of
+    layers: list[nn.Module]  # all of them
+    total: list[Tensor] | None = None  # Σ x~ x~ᵀ of every group, older ones counting less
+    rows: float = 0.0  # how many, likewise
+    found: list[list[Any]] | None = None  # what is made of it, by group and block
+    vectors: dict[tuple[int, int], Tensor] | None = None  # of the last measurement, by group and block
+    last: list[float] | None = None  # what the weight was divided by when it was stepped on last
 
     def matrices(self, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
         """[W, b] of every group."""

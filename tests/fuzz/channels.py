@@ -1,4 +1,4 @@
-"""The network gauge by hand: a scale for every number that flows, joined one by one, and a dense least squares."""
+"""The optimizer in canonical coordinates by hand: a scale for every number that flows, and a dense least squares."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from tests.fuzz.by_hand import Method
 from tests.fuzz.networks import Conv1D, Network
+from tests.fuzz.trainings import Training
 
 PINNED = 0
 POOLS = (
@@ -21,32 +23,20 @@ HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Identity, nn.Dropout)
 
 @dataclass
 class Moves:
-    """How a parameter's entries move, w · exp(s[plus] − s[minus]).
+    """How a parameter's entries move, w · exp(s[plus] − s[minus])."""
 
-    Args:
-        plus: of the parameter's shape.
-        minus: of the parameter's shape.
-        usual: mean of log|w| as PyTorch initialises it; None for what is no weight.
-        groups: of a convolution.
-    """
-
-    plus: Tensor
+    plus: Tensor  # of the parameter's shape, as the other
     minus: Tensor
-    usual: float | None
-    groups: int = 1
+    usual: float | None  # mean of log|w| as PyTorch initialises it; None for what is no weight
+    groups: int = 1  # of a convolution
 
 
 @dataclass
 class Channels:
-    """A union-find over the numbers that flow for one sample.
+    """A union-find over the numbers that flow for one sample."""
 
-    Args:
-        above: of each scale one that it is the same as; PINNED is 1 for good.
-        moves: parameter's id → how it moves.
-    """
-
-    above: list[int] = field(default_factory=lambda: [PINNED])
-    moves: dict[int, Moves] = field(default_factory=dict)
+    above: list[int] = field(default_factory=lambda: [PINNED])  # of each scale one that it is the same as; PINNED is 1
+    moves: dict[int, Moves] = field(default_factory=dict)  # parameter's id → how it moves
 
     def find(self, number: int) -> int:
         while self.above[number] != number:
@@ -204,3 +194,40 @@ def _layer_scales(weight: Tensor) -> Tensor:
     r, c = found.split([rows, columns])
     factor = (r[:, None] - c).exp()
     return factor.view(rows, columns, *[1] * (weight.dim() - 2)).expand_as(weight)
+
+
+class UnitConsistent(Method):
+    """Steps on W / f with the gradient G f."""
+
+    def __init__(self, model: Network, training: Training, **settings: Any) -> None:
+        super().__init__(model, training, **settings)
+        self.channels = follow(model, training.inputs[0])
+        self.factors: dict[int, Tensor] = {}
+
+    def enter(self) -> None:
+        self.left = self.gradients()
+        if self.steps % self.settings["every"] == 0:
+            self._measure()
+        self.mapped = []
+        for parameter in self.model.parameters():
+            if parameter.grad is None or id(parameter) not in self.factors:
+                continue
+            factor = self.factors[id(parameter)]
+            self.mapped.append((parameter, factor))
+            parameter.grad = parameter.grad * factor
+            parameter /= factor
+
+    def _measure(self) -> None:
+        self.factors = network_scales(self.channels, self.model)
+        if self.settings["gauge"] == "layer":
+            for parameter in self.model.parameters():
+                moves = self.channels.moves.get(id(parameter))
+                if moves is not None and moves.usual is not None and parameter.dim() > 1:
+                    # What zeros leave open is settled in the network gauge.
+                    balance = self.factors.get(id(parameter), torch.ones_like(parameter))
+                    own = layer_scales(parameter / balance, moves.groups)
+                    self.factors[id(parameter)] = balance * own
+
+    def leave(self) -> None:
+        for parameter, factor in self.mapped:
+            parameter *= factor

@@ -15,19 +15,15 @@ import adiv_optim
 from adiv_optim import GradientOnly, gauge
 from tests.fuzz.by_hand import Method
 from tests.fuzz.by_inputs import InputScaled, Preconditioned, Whitened
+from tests.fuzz.channels import UnitConsistent
 from tests.fuzz.corrected import BatchIdeal, Disproportional, Proportional
 from tests.fuzz.networks import Network
 from tests.fuzz.trainings import Training, network
-from tests.fuzz.unit_consistent import UnitConsistent
 
 #: What is smaller than this part of the largest parameter is compared with that: rounding is 1e-16 of it.
 ROUNDING = 1e-7
 
 Settings = dict[str, Any]
-
-
-def _batch_ideal(draw: random.Random) -> Settings:
-    return {"damping": draw.choice([0.03, 0.3, 1.0, 10.0]), "per_sample": draw.random() < 0.5}
 
 
 def _preconditioned(draw: random.Random) -> Settings:
@@ -41,32 +37,24 @@ def _whitened(draw: random.Random) -> Settings:
     return {**_preconditioned(draw), "graft_norm": draw.random() < 0.5, "rank": None}
 
 
-def _whitened_rank(draw: random.Random) -> Settings:
-    return {**_whitened(draw), "rank": draw.choice([1, 1, 2, 3])}
-
-
-def _input_scaled(draw: random.Random) -> Settings:
-    return {
-        "floor": draw.choice([0.1, 0.5, 1.0, 2.0]), "decay": draw.choice([0.0, 0.5, 0.9]),
-        "every": draw.choice([1, 2, 3, 10]), "hold": draw.random() < 0.5,
-    }  # fmt: skip
-
-
-def _unit_consistent(draw: random.Random) -> Settings:
-    return {"gauge": draw.choice(["network", "layer"]), "every": draw.choice([1, 2])}
-
-
 #: Every wrapper by hand, and the settings that a seed draws for it.
 BY_HAND: dict[str, tuple[Callable[..., Method], Callable[[random.Random], Settings]]] = {
     "proportional": (Proportional, lambda draw: {}),
     "disproportional": (Disproportional, lambda draw: {}),
-    "batch-ideal": (BatchIdeal, _batch_ideal),
-    "input-scaled": (InputScaled, _input_scaled),
+    "batch-ideal": (
+        BatchIdeal, lambda draw: {"damping": draw.choice([0.03, 0.3, 1.0, 10.0]), "per_sample": draw.random() < 0.5}
+    ),
+    "input-scaled": (InputScaled, lambda draw: {
+        "floor": draw.choice([0.1, 0.5, 1.0, 2.0]), "decay": draw.choice([0.0, 0.5, 0.9]),
+        "every": draw.choice([1, 2, 3, 10]), "hold": draw.random() < 0.5,
+    }),
     "preconditioned": (Preconditioned, _preconditioned),
-    "unit-consistent": (UnitConsistent, _unit_consistent),
+    "unit-consistent": (
+        UnitConsistent, lambda draw: {"gauge": draw.choice(["network", "layer"]), "every": draw.choice([1, 2])}
+    ),
     "whitened": (Whitened, _whitened),
-    "whitened-rank": (Whitened, _whitened_rank),
-}
+    "whitened-rank": (Whitened, lambda draw: {**_whitened(draw), "rank": draw.choice([1, 1, 2, 3])}),
+}  # fmt: skip
 
 
 def wrapped(

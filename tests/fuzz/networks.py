@@ -24,29 +24,16 @@ WORDS = 7
 
 @dataclass(frozen=True)
 class Step:
-    """One operation of a network.
+    """One operation of a network."""
 
-    Args:
-        name: "call", "add", "cat", "flatten", "swap" or "mean".
-        inputs: which earlier values it reads; 0 is the network's input.
-        layer: the number of the layer that is called.
-        dims: what is joined or averaged.
-    """
-
-    name: str
-    inputs: tuple[int, ...]
-    layer: int = -1
-    dims: tuple[int, ...] = ()
+    name: str  # "call", "add", "cat", "flatten", "swap" or "mean"
+    inputs: tuple[int, ...]  # which earlier values it reads; 0 is the network's input
+    layer: int = -1  # the number of the layer that is called
+    dims: tuple[int, ...] = ()  # what is joined or averaged
 
 
 class Network(nn.Module):
-    """A list of layers and of what happens with them.
-
-    Args:
-        layers: what `Step.layer` counts.
-        steps: what happens, in order.
-        kept: a layer that is always trained.
-    """
+    """A list of layers, of what happens with them in order, and one of them that is always trained."""
 
     def __init__(self, layers: list[nn.Module], steps: list[Step], kept: nn.Module | None = None) -> None:
         super().__init__()

@@ -16,29 +16,17 @@ from tests.helpers.seeds import manual_seed
 
 @dataclass(frozen=True)
 class Training:
-    """What is done with a network.
-
-    Args:
-        inputs: a list of batches.
-        targets: the output wanted of each.
-        parts: into how many micro-batches each is split.
-        wasted: whether each step is preceded by a backward whose gradients zero_grad() drops, and an evaluation.
-        groups: the names of the parameters of each of the optimizer's groups.
-        rates: the learning rate and weight decay of each.
-        build: (groups) → the optimizer.
-        late: whether the last group is added after the first step.
-        count: a layer and the shape of what it reads, of which rows are counted by hand as well.
-    """
+    """What is done with a network."""
 
     inputs: list[Tensor]
     targets: list[Tensor]
-    parts: int
-    wasted: bool
-    groups: list[list[str]]
-    rates: list[tuple[float, float]]
+    parts: int  # into how many micro-batches each batch is split
+    wasted: bool  # whether each step is preceded by a backward that zero_grad() drops, and an evaluation
+    groups: list[list[str]]  # the names of the parameters of each of the optimizer's groups
+    rates: list[tuple[float, float]]  # the learning rate and weight decay of each
     build: Callable[[Any], Optimizer]
-    late: bool = False
-    count: tuple[int, torch.Size] | None = None
+    late: bool = False  # whether the last group is added after the first step
+    count: tuple[int, torch.Size] | None = None  # a layer, and the shape of what is counted of it by hand
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """The bare optimizer of what it is to hold of a model at first."""

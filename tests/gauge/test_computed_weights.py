@@ -1,7 +1,6 @@
-"""gauge.trace of weights that a network computes from others: exact, and with work in proportion to their elements."""
+"""gauge.trace of weights that a network computes from others."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -9,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import UnitConsistent, gauge
 from adiv_optim.gauge import tracing
+from tests.functional.test_memory import Largest
 from tests.gauge.test_trace import check
-from tests.helpers.cases import relative_error
+from tests.gauge.test_unit_consistent_paths import deviation
 from tests.helpers.modules import Model
+from tests.helpers.steps import sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -30,36 +29,6 @@ class Standardised(nn.Conv2d):
         return F.conv2d(x, weight, self.bias, self.stride, self.padding)
 
 
-class Counted(TorchDispatchMode):
-    """Adds up how many elements every operation makes, or writes into a tensor that is there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        written = args[1:] if func._schema.is_mutable else out
-        self.elements += sum(t.numel() for t in pytree.tree_leaves(written) if isinstance(t, Tensor))
-        return out
-
-
-def work(model: nn.Module, example: Tensor, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many elements are made in tracing a model that is exported already."""
-    program = tracing._exported(model, example)
-    with monkeypatch.context() as patch, Counted() as counted:
-        patch.setattr(tracing, "_exported", lambda *_: program)
-        gauge.trace(model, example)
-    return counted.elements
-
-
-def test_work_grows_as_the_weights_do(monkeypatch):
-    few, many = (nn.Sequential(*(Standardised(16, 16, 3, padding=1) for _ in range(count))) for count in (4, 32))
-    example = torch.randn(1, 16, 4, 4)
-    # 8 times the layers; all pairs of layers would be 64 times the work, and what is looked up once per layer is not.
-    assert work(many, example, monkeypatch) <= 9 * work(few, example, monkeypatch)
-
-
 def test_rows_of_standardised_weights_are_free():
     model = nn.Sequential(Standardised(3, 6, 3), nn.ReLU(), Standardised(6, 4, 1))
     check(model, torch.randn(2, 3, 8, 8), 6 + 4)
@@ -71,13 +40,8 @@ def path_deviation(model: nn.Module, x: Tensor, rule: gauge.NetworkGauge) -> flo
     scales = gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(0))
     other = gauge.apply_gauge(copy.deepcopy(model), graph, scales)
     for each in (model, other):
-        optimizer = UnitConsistent(torch.optim.SGD(each.parameters(), lr=1e-2), each, graph=graph, gauge=rule)
-        for _ in range(3):
-            optimizer.zero_grad()
-            each(x).square().mean().backward()
-            optimizer.step()
-    gauge.apply_gauge(other, graph, -scales)
-    return max(relative_error(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
+        stepped(each, UnitConsistent(sgd(each, 1e-2), each, graph=graph, gauge=rule), x, x, x)
+    return deviation(model, other, graph, scales)
 
 
 def gained() -> nn.Module:
@@ -133,29 +97,22 @@ def test_equivalent_networks_follow_one_path(build, shape, rule):
 
 
 def test_pruned_weights_keep_the_scales_of_their_channels():
-    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6)
-    for layer in (model[0], model[2], model[4]):
-        prune.l1_unstructured(layer, "weight", amount=0.3)
-    graph = check(model, x, 16)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6)
+    prune.l1_unstructured(model[0], "weight", amount=0.3)
+    graph = check(model, x, 8)
     opt = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, graph=graph)
-    assert "2.weight_orig" in opt.coverage().treated
+    assert "0.weight_orig" in opt.coverage().treated
 
 
-def test_weights_times_a_number_keep_them_too():
-    """As of an equalised learning rate."""
-
-    def equalised(model: Model, x: Tensor) -> Tensor:
-        return model.last(F.linear(x, model.first.weight * 0.5, model.first.bias).relu())
-
-    check(Model(equalised, first=nn.Linear(6, 8), last=nn.Linear(8, 5)), torch.randn(4, 6), 8)
-
-
-def test_concatenation_is_followed_without_its_positions(monkeypatch):
+def test_a_concatenation_costs_no_memory_of_the_activations_size(monkeypatch):
     def joined(model: Model, x: Tensor) -> Tensor:
         x = F.relu(model.first(x))
         return model.second(torch.cat([x, x], 1))
 
     model = Model(joined, first=nn.Conv2d(3, 4, 3, padding=1), second=nn.Conv2d(8, 2, 1))
     example = torch.randn(4, 3, 64, 64)
-    assert gauge.trace(model, example).free == 4
-    assert work(model, example, monkeypatch) < example.numel() / 4
+    program = tracing._exported(model, example)
+    monkeypatch.setattr(tracing, "_exported", lambda *_: program)
+    with Largest() as recorder:
+        assert gauge.trace(model, example).free == 4
+    assert recorder.numel < 1000

@@ -127,12 +127,6 @@ def test_metrics_are_the_range_of_the_scales_measured_last():
     assert all(type(value) is float for value in metrics.values())
 
 
-def test_repr_shows_gauge_and_settings():
-    optimizer = wrap(mlp(), gauge=gauge.LayerGauge(every=3))
-    assert repr(optimizer).startswith("UnitConsistent(SGD (")
-    assert repr(optimizer).endswith("), gauge=LayerGauge(every=3), skip=())")
-
-
 def test_compiled_by_torch_jit_with_a_graph_of_the_model_it_was_made_of():
     model = mlp()
     twin = copy.deepcopy(model)

@@ -9,7 +9,7 @@ from torch.func import functional_call, jacrev
 from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import GaussNewton
-from adiv_optim.jacobian import ideal_update, laplacian
+from adiv_optim.jacobian import laplacian
 from adiv_optim.jacobian.terms import Terms, solver
 from tests.helpers.modules import Model
 
@@ -94,37 +94,10 @@ def by_rows(r, jacobian, damping):
     return lambda v: jacobian.T @ torch.linalg.solve(matrix, v)
 
 
-def assert_stepped_as_by_a_loop(model, terms):
-    twin, optimizer = copy.deepcopy(model), GaussNewton(model, damping=1e-3)
-    step, alpha, damping = step_of(model, optimizer, terms)
-    wanted = bent(twin, terms, alpha, by_rows(*by_loop(twin, terms), damping))
-    assert torch.allclose(step, wanted, rtol=1e-6, atol=1e-9)
-    return optimizer
-
-
 @pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)], ids=["fewer residuals than parameters", "more"])
-def test_step_is_the_ideal_update_of_the_stacked_residual(width, points):
-    model, terms = network(width), equation(points)
-    assert (points + 4 > weights(model).numel()) is (width == 3)
-    twin = copy.deepcopy(model)
-    stacked = Stacked(twin, terms)
-    step, alpha, damping = step_of(model, GaussNewton(model, damping=1e-6), terms)
-
-    def ideal(v, damping=damping):
-        found = ideal_update(stacked, torch.zeros(1), v, damping)
-        return -torch.cat([found[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
-
-    wanted = bent(twin, terms, alpha, ideal)
-    assert (step - wanted).norm() <= 1e-8 * wanted.norm()
-    other = bent(twin, terms, alpha, lambda v: ideal(v, 2 * damping))
-    assert (step - other).norm() > 1e-7 * other.norm()  # the damping is seen
-    straight = alpha * ideal(by_loop(twin, terms)[0])
-    assert (step - straight).norm() > 1e-3 * straight.norm()  # and the acceleration
-
-
-@pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)])
 def test_step_at_the_default_damping_is_that_of_least_squares(width, points):
     model, terms = network(width), equation(points)
+    assert (points + 4 > weights(model).numel()) is (width == 3)
     twin, (_, jacobian) = copy.deepcopy(model), by_loop(model, terms)
     step, alpha, damping = step_of(model, GaussNewton(model), terms)
     ridge = damping * jacobian.square().sum() / len(jacobian)
@@ -216,15 +189,14 @@ def test_damping_rises_where_the_loss_of_new_points_is_more_than_twice_the_last(
 def test_jacobian_through_a_layer_norm_is_that_of_differences(second):
     model, points = nn.Sequential(nn.Linear(2, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 1)), torch.rand(4, 2)
     terms = Terms(model, [(lambda model, x: second(model, x).sum(), points)], "test")
-    start = {name: p.detach() for name, p in model.named_parameters()}
+    start, h = {name: p.detach() for name, p in model.named_parameters()}, 1e-5
     terms.evaluate(start)
-    jacobian, column, h = terms.jacobian(start, None), 0, 1e-5
+    jacobian = terms.jacobian(start, None).T
     for name, p in start.items():
-        for place in range(p.numel()):
-            move = torch.zeros(p.numel()).index_fill_(0, torch.tensor(place), h).view_as(p)
-            ends = [terms.evaluate({**start, name: p + sign * move}) for sign in (1, -1)]
-            assert torch.allclose(jacobian[:, column], (ends[0] - ends[1]) / (2 * h), rtol=1e-5, atol=1e-6), name
-            column += 1
+        rows, jacobian = jacobian[: p.numel()], jacobian[p.numel() :]
+        for row, move in zip(rows, h * torch.eye(p.numel()), strict=True):
+            ends = [terms.evaluate({**start, name: p + sign * move.view_as(p)}) for sign in (1, -1)]
+            assert torch.allclose(row, (ends[0] - ends[1]) / (2 * h), rtol=1e-5, atol=1e-6), name
 
 
 def test_buffers_that_a_network_changes_stay_as_they_were():
@@ -282,17 +254,6 @@ def test_a_small_fall_is_taken_where_more_damping_has_no_larger_one():
     optimizer.step(residual)
     assert model.weight.item() == 0.01  # 2.5·10⁻⁷ of the loss
     assert optimizer.metrics()["alpha"] == 0
-
-
-def test_damping_rises_until_a_step_is_taken():
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
-    points = torch.randn(60, 2, generator=torch.Generator().manual_seed(5))
-    optimizer = GaussNewton(model, damping=0)
-    optimizer.step([(lambda model, x, y: model(x) - y, points, torch.sin(2 * points[:, :1]))])
-    metrics = optimizer.metrics()
-    assert metrics["alpha"] > 0  # the first tries lower the loss by less than a millionth, each less than the last
-    assert metrics["loss_after"] < 0.999 * metrics["loss_before"]
 
 
 def test_an_error_within_a_try_leaves_the_weights_bit_for_bit():
@@ -364,22 +325,10 @@ def test_parameters_of_all_kinds_are_stepped_as_by_a_loop():
     terms = [(lambda model, x: model.viscosity * laplacian(model, x) + model(x) - x.sum(), x)]
     frozen = copy.deepcopy(model.frozen.state_dict())
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    optimizer = assert_stepped_as_by_a_loop(model, terms)
+    twin, optimizer = copy.deepcopy(model), GaussNewton(model, damping=1e-3)
+    step, alpha, damping = step_of(model, optimizer, terms)
+    assert torch.allclose(step, bent(twin, terms, alpha, by_rows(*by_loop(twin, terms), damping)), rtol=1e-6, atol=1e-9)
     assert model.third.weight is model.second.weight
     assert all(torch.equal(value, frozen[name]) for name, value in model.frozen.state_dict().items())
     assert list(optimizer.coverage().treated) == names
     assert optimizer.coverage().element_share == 1
-
-
-@pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish])
-def test_activations_whose_second_derivative_torch_has_only_with_gradients_on_are_stepped(activation):
-    model = nn.Sequential(nn.Linear(2, 6), activation(), nn.Linear(6, 1))
-    residual = lambda model, x: laplacian(lambda x: x.prod() * model(x), x) - 1  # noqa: E731
-    assert_stepped_as_by_a_loop(model, [(residual, torch.rand(8, 2))])
-
-
-def test_a_network_that_works_in_place_leaves_the_points_as_they_are():
-    model, points = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 1)), torch.randn(5, 2)
-    before = points.clone()
-    GaussNewton(model).step([(lambda model, x: model(x) - 1, points)])
-    assert torch.equal(points, before)

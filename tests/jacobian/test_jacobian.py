@@ -132,16 +132,7 @@ def test_effective_update_of_a_layer_without_a_closed_form_is_ideal(rule):
     assert torch.equal(loss, (before * g).sum())
 
 
-def test_layers_named_are_the_only_ones_corrected():
-    model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
-    plain, _ = fast_gradients(model, x, None)
-    whole, _ = fast_gradients(model, x, Proportional())
-    found = jacobian.corrected_gradients(model, squares, x, 0.5, Proportional(), layers=["4"])
-    for name in plain:
-        assert relative_error(found[name], (whole if name.startswith("4.") else plain)[name]) <= EXACT
-
-
-def test_a_norm_can_be_corrected_if_it_is_named():
+def test_a_norm_can_be_corrected_if_it_is_named_and_other_layers_are_plain_then():
     model, x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)).double(), torch.randn(1, 4, dtype=torch.float64)
     found = jacobian.corrected_gradients(model, squares, x, 0.5, Proportional(), layers=["0"])
     plain, _ = fast_gradients(model, x, None)
@@ -150,13 +141,11 @@ def test_a_norm_can_be_corrected_if_it_is_named():
     scale = 1 / (normal.square().mean() + 1)
     assert relative_error(found["0.weight"], scale * plain["0.weight"]) <= EXACT
     assert relative_error(found["0.bias"], scale * plain["0.bias"]) <= EXACT
+    assert all(relative_error(found[name], plain[name]) <= EXACT for name in ("1.weight", "1.bias"))
 
 
-@pytest.mark.parametrize("shape", [(0, 4), (1, 4)], ids=["empty", "one"])
-def test_small_batches(shape):
-    model = mlp().double()
-    loss_fn = lambda output, target: output.sum()  # noqa: E731
-    found = jacobian.corrected_gradients(model, loss_fn, torch.ones(shape, dtype=torch.float64), None, Proportional())
-    attach(model, Proportional())(torch.ones(shape, dtype=torch.float64)).sum().backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=EXACT, atol=EXACT)
+def test_an_empty_batch_has_gradients_of_zeros():
+    model, x = mlp().double(), torch.ones(0, 4, dtype=torch.float64)
+    found = jacobian.corrected_gradients(model, lambda output, target: output.sum(), x, None, Proportional())
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert not any(gradient.any() for gradient in found.values())

@@ -23,7 +23,6 @@ from adiv_optim.layers import (
     NormLikeLinear,
     PatchNormConv1d,
     PatchNormConv2d,
-    PatchNormConv3d,
     PatchNormConvTranspose1d,
     PatchNormConvTranspose2d,
     PatchNormConvTranspose3d,
@@ -34,7 +33,6 @@ CLOSE = 1e-6
 #: Layers that take images of three channels, five wide, and tell samples apart.
 IMAGES = {
     "affine-like": AffineLikeLinear(5, 4, alpha=0.7, beta=1.9),
-    "affine-like-no-bias": AffineLikeLinear(5, 4, False),
     "norm-like": NormLikeLinear(5, 4),
     "norm-like-beta": NormLikeLinear(5, 4, False, alpha=3.0, beta=0.5),
     "l2-norm": L2Norm(),
@@ -58,7 +56,6 @@ IMAGES = {
 #: Layers whose input has other dimensions, and a size of it; others have images.
 OTHERS = {
     "patch-norm-1d-unbatched": (PatchNormConv1d(3, 4, 3, padding=2, padding_mode="circular", form="norm-like"), (3, 7)),
-    "patch-norm-3d": (PatchNormConv3d(2, 4, 2, groups=2, padding=1, stride=(1, 2, 1)), (2, 2, 3, 4, 3)),
     "patch-norm-transposed-1d": (PatchNormConvTranspose1d(4, 6, 3, stride=2, padding=1), (2, 4, 5)),
     "patch-norm-transposed-3d": (
         PatchNormConvTranspose3d(2, 4, 2, (1, 2, 1), groups=2, form="norm-like"), (1, 2, 2, 2, 3),
@@ -165,10 +162,8 @@ SHOWN = {
     "affine-like": "AffineLikeLinear(in_features=5, out_features=4, bias=True, alpha=0.7, beta=1.9)",
     "channel-scale-of-images": "ChannelScale((3,), dim=1, elementwise_affine=True, bias=False)",
     "dyt": "DyT((5,), dim=-1, elementwise_affine=True, bias=True, alpha=0.5, sqrt_d=False)",
-    "dyisru": "DyISRU((5,), dim=-1, elementwise_affine=True, bias=True, c=5, sqrt_d=True)",
     "isotropic-tanh-of-images": "IsotropicTanh(dim=(1, 2, 3))",
     "mean-field-prelu": "center=False, normalize=True, mean=0.299",
-    "patch-norm-groups": "groups=3, form='norm-like', alpha=-3.0, beta=0.6, eps=1e-12",
 }
 
 

@@ -1,5 +1,6 @@
-"""DyT and DyISRU: the published formulas, RMSNorm as their limit, and channels."""
+"""DyT and DyISRU: the published formulas, and channels; ChannelScale: torch's normalisers' parameters alone."""
 
+import copy
 import math
 from functools import partial
 
@@ -7,48 +8,27 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim.layers import DyISRU, DyT
+from adiv_optim.layers import ChannelScale, DyISRU, DyT
 from tests.helpers.covering import paired
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 EXACT = 1e-12
 
-
-def dyt(x, d):
-    """tanh(αx) with α = 1/2, Zhu et al. 2025."""
-    return math.tanh(0.5 * x)
-
-
-def explicit_dyt(x, d):
-    """√d tanh(x / (ρ√d)) with 1/ρ = 1/2, Su 2025."""
-    return math.sqrt(d) * math.tanh(x / (2 * math.sqrt(d)))
-
-
-def explicit_dyisru(x, d):
-    """√d x / √(x² + C) with C = d, Stollenwerk 2025 and Su 2025."""
-    return math.sqrt(d) * x / math.sqrt(x**2 + d)
-
-
-def implicit_dyisru(x, d):
-    """x / √(x² + C) with C = 1."""
-    return x / math.sqrt(x**2 + 1)
-
-
+#: Class and formula, with α = 1/2 and C = d: Zhu et al. 2025, Su 2025 (ρ = 2), Stollenwerk 2025; C = 1 without √d.
 FORMS = {
-    "dyt": (DyT, dyt),
-    "dyt-sqrt-d": (partial(DyT, sqrt_d=True), explicit_dyt),
-    "dyisru": (DyISRU, explicit_dyisru),
-    "dyisru-without-sqrt-d": (partial(DyISRU, sqrt_d=False), implicit_dyisru),
+    "dyt": (DyT, lambda x, d: math.tanh(0.5 * x)),
+    "dyt-sqrt-d": (partial(DyT, sqrt_d=True), lambda x, d: math.sqrt(d) * math.tanh(x / (2 * math.sqrt(d)))),
+    "dyisru": (DyISRU, lambda x, d: math.sqrt(d) * x / math.sqrt(x**2 + d)),
+    "dyisru-without-sqrt-d": (partial(DyISRU, sqrt_d=False), lambda x, d: x / math.sqrt(x**2 + 1)),
 }
-each_form = pytest.mark.parametrize(("kind", "formula"), FORMS.values(), ids=FORMS)
+
 
 #: normalized_shape, dim, input shape: the places of LayerNorm, BatchNorm2d, BatchNorm1d and a LayerNorm over images.
 PLACES = {
     "last": (5, -1, (2, 3, 5)),
     "images": (3, 1, (2, 3, 4, 5)),
     "images-from-behind": (3, -3, (2, 3, 4, 5)),
-    "rows-at-1": (3, 1, (2, 3)),
     "several": ((3, 4), -1, (2, 3, 4)),
     "several-in-the-middle": ((3, 4), 2, (2, 3, 4, 5)),
     "unbatched": (5, -1, (5,)),
@@ -99,18 +79,8 @@ def test_the_largest_and_least_numbers_reach_the_bounds_with_gradients_of_no_siz
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("d", [2, 64, 1000])
-def test_dyisru_with_the_others_squares_as_c_is_rms_norm(d):
-    x = torch.randn(7, d) * torch.logspace(-3, 3, 7).unsqueeze(1)
-    rms_norm = nn.RMSNorm(d, eps=0.0, elementwise_affine=False)(x)
-    others = torch.stack([torch.cat([x[:, :i], x[:, i + 1 :]], dim=1).square().sum(1) for i in range(d)], dim=1)
-    layer = DyISRU(d)
-    layer.log_c = nn.Parameter(others.log())
-    torch.testing.assert_close(layer(x), rms_norm, rtol=0, atol=EXACT)
-
-
-@each_form
-def test_parameters_are_the_papers_and_a_reset_gives_back_their_initial_values(kind, formula):
+@pytest.mark.parametrize("kind", [DyT, DyISRU])
+def test_parameters_are_the_papers_and_a_reset_gives_back_their_initial_values(kind):
     layer = kind(4)
     initial = {name: parameter.clone() for name, parameter in layer.named_parameters()}
     own = "alpha" if isinstance(layer, DyT) else "log_c"
@@ -133,7 +103,7 @@ def test_c_is_what_was_asked_for_and_stays_positive_under_any_step():
     assert layer(torch.randn(3, 8)).isfinite().all()
 
 
-@each_form
+@pytest.mark.parametrize(("kind", "formula"), FORMS.values(), ids=FORMS)
 def test_half_precision_is_close_where_squares_and_c_would_overflow(kind, formula):
     width, dtype = 70_000, torch.float16  # C = d is beyond float16
     layer = kind(width).to(dtype)
@@ -143,3 +113,28 @@ def test_half_precision_is_close_where_squares_and_c_would_overflow(kind, formul
     assert output.dtype == dtype
     wanted = torch.tensor([formula(value, width) for value in x[0, :4].tolist()])
     torch.testing.assert_close(output[0, :4].double(), wanted, rtol=2e-2, atol=1e-4)
+
+
+#: torch's normaliser, whose parameters are 1 and 0 at first; the scaling; an input.
+NORMALISERS = {
+    "layer-norm": (nn.LayerNorm(5), ChannelScale(5), (2, 3, 5)),
+    "rms-norm": (nn.RMSNorm(5, eps=1e-6), ChannelScale(5, bias=False), (2, 5)),
+    "batch-norm": (nn.BatchNorm2d(3), ChannelScale(3, dim=1), (2, 3, 4, 4)),
+    "group-norm": (nn.GroupNorm(1, 4), ChannelScale(4, dim=-3), (2, 4, 3, 3)),
+}
+
+
+@pytest.mark.parametrize(("plain", "scale", "shape"), NORMALISERS.values(), ids=NORMALISERS)
+def test_normaliser_without_parameters_then_scale_is_the_normaliser(plain, scale, shape):
+    whole, x = copy.deepcopy(plain).double(), torch.randn(shape)
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter)
+    parts = nn.Sequential(plain, scale).double()
+    parts[1].load_state_dict(dict(whole.named_parameters()))
+    torch.testing.assert_close(parts(x), whole(x), rtol=EXACT, atol=EXACT)
+
+
+def test_starts_as_the_identity():
+    x = torch.randn(2, 5)
+    for layer in (ChannelScale(5), ChannelScale(5, elementwise_affine=False)):
+        assert torch.equal(layer(x), x)

@@ -6,14 +6,14 @@ from functools import partial
 import pytest
 import torch
 
-from adiv_optim.layers import AffineLikeLinear, ChannelScale, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
+from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
 
 X = torch.zeros
 affine, norm = partial(AffineLikeLinear, 5, 3), partial(NormLikeLinear, 5, 3)
 patch, norm_patch = partial(PatchNormConv2d, 4, 6, 3), partial(PatchNormConv2d, 4, 6, 3, form="norm-like")
 BETA = "it must lie strictly between -1 and 1"
 
-#: What is called and the message, of a ValueError unless another error is named.
+#: What is called and the message.
 ERRORS = {
     "affine-beta-0": (lambda: affine(beta=0), "beta is 0.*NormLikeLinear"),
     "affine-alpha-inf": (lambda: affine(alpha=math.inf), "alpha is inf; it must be a finite number"),
@@ -25,8 +25,6 @@ ERRORS = {
     "patch-norm-alpha-0": (lambda: norm_patch(alpha=0), "alpha is 0, which cuts the input off"),
     "patch-norm-eps": (lambda: norm_patch(eps=-1e-6), "PatchNormConv2d: eps is -1e-06; it must be finite"),
     "patch-form": (lambda: patch(form="batch"), "form is 'batch'; the forms are 'affine-like' and 'norm-like'"),
-    "patch-groups": (lambda: patch(groups=3), "in_channels must be divisible by groups"),
-    "patch-same-strided": (lambda: patch(padding="same", stride=2), "not supported for strided convolutions"),
     "l2-eps": (lambda: L2Norm(eps=-1.0), r"L2Norm: eps is -1\.0; it must be finite and at least 0"),
     "no-channels": (lambda: DyT(0), "DyT: normalized_shape is 0; give the number of channels, a positive integer"),
     "no-whole-number": (lambda: DyT(4.0), r"DyT: normalized_shape is 4\.0"),
@@ -34,23 +32,17 @@ ERRORS = {
     "empty": (lambda: DyISRU(()), r"normalized_shape is \(\)"),
     "alpha-0": (lambda: DyT(4, alpha=0.0), r"DyT: alpha is 0\.0; it must be positive and finite"),
     "c-0": (lambda: DyISRU(4, c=0.0), r"DyISRU: c is 0\.0; it must be positive and finite"),
-    "unknown-option": (lambda: DyISRU(4, gamma=2.0), "unexpected keyword argument 'gamma'", TypeError),
-    "affine-is-no-option": (lambda: ChannelScale(4, affine=False), "unexpected keyword argument 'affine'", TypeError),
     # The input's shape:
     "size": (lambda: DyT(4)(X(2, 3)), r"DyT: the input has shape \(2, 3\), but its size at dimension -1 should be 4"),
     "would-broadcast": (lambda: DyT(4, dim=1)(X(2, 1, 5, 5)), "dimension 1 should be 4"),
     "no-such-dimension": (lambda: DyT(4, dim=1)(X(4)), "dimension 1 should be 4"),
     "several": (lambda: DyT((3, 4))(X(2, 4, 3)), "dimension -1 should be 3, 4"),
     "number": (lambda: DyT(4)(X(())), r"shape \(\)"),
-    # In torch's words:
-    "l2-dimension": (lambda: L2Norm((1, 2, 3))(X(2, 3, 4)), "Dimension out of range.*got 3", IndexError),
-    "affine-width": (lambda: affine()(X(3, 8)), "shapes cannot be multiplied", RuntimeError),
-    "patch-channels": (lambda: patch()(X(1, 6, 5, 5)), "to have 4 channels, but got 6 channels", RuntimeError),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_error_says_what_was_found_and_wanted(name):
-    call, message, *kind = ERRORS[name]
-    with pytest.raises(kind[0] if kind else ValueError, match=message):
+    call, message = ERRORS[name]
+    with pytest.raises(ValueError, match=message):
         call()

@@ -25,27 +25,18 @@ EXACT = 1e-12  # float64, on numbers of order one
 #: Class, constructor arguments, input shape.
 CASES = {
     "1d-same-odd-total": (PatchNormConv1d, (4, 6, 4), {"padding": "same", "dilation": 3}, (2, 4, 12)),
-    "1d-circular-unbatched": (PatchNormConv1d, (4, 6, 3), {"padding": 2, "padding_mode": "circular"}, (4, 9)),
     "2d-oblong": (
         PatchNormConv2d, (4, 6, (3, 2)),
         {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 3)}, (2, 4, 7, 8),
     ),
     "2d-groups": (PatchNormConv2d, (4, 6, 3), {"groups": 2, "padding": 1}, (2, 4, 5, 5)),
-    "2d-same-dilated": (PatchNormConv2d, (4, 6, (3, 4)), {"padding": "same", "dilation": (2, 1)}, (2, 4, 7, 6)),
-    "2d-valid": (PatchNormConv2d, (4, 6, 2), {"padding": "valid", "stride": 2}, (2, 4, 6, 6)),
     "2d-reflect": (
         PatchNormConv2d, (4, 6, 3), {"padding": (2, 1), "padding_mode": "reflect", "groups": 2}, (2, 4, 5, 6)
     ),
-    "2d-same-circular": (PatchNormConv2d, (4, 6, 4), {"padding": "same", "padding_mode": "circular"}, (2, 4, 6, 5)),
-    "2d-1x1-strided": (PatchNormConv2d, (4, 6, 1), {"stride": 2, "bias": False}, (2, 4, 6, 5)),
     "2d-1x1-circular": (PatchNormConv2d, (4, 6, 1), {"padding": 1, "padding_mode": "circular"}, (2, 4, 5, 6)),
     "3d": (PatchNormConv3d, (2, 4, 2), {"groups": 2, "padding": 1, "stride": (1, 2, 1)}, (2, 2, 3, 4, 3)),
-    "3d-reflect-dilated": (
-        PatchNormConv3d, (2, 3, 2), {"padding": 1, "padding_mode": "reflect", "dilation": (2, 1, 1)}, (1, 2, 3, 3, 3)
-    ),
     "1d-1-strided-unbatched": (PatchNormConv1d, (4, 6, 1), {"stride": 3, "groups": 2}, (4, 9)),
-    "transposed-1d": (PatchNormConvTranspose1d, (4, 6, 3), {"stride": 2, "padding": 1}, (2, 4, 5)),
-    "transposed-1d-unbatched": (PatchNormConvTranspose1d, (4, 6, 2), {"groups": 2}, (4, 5)),
+    "transposed-1d-unbatched": (PatchNormConvTranspose1d, (4, 6, 3), {"stride": 2, "groups": 2}, (4, 5)),
     "transposed-2d-oblong": (
         PatchNormConvTranspose2d, (4, 6, (3, 2)),
         {"stride": (2, 3), "padding": (1, 0), "output_padding": (1, 2), "dilation": (1, 2)}, (2, 4, 4, 3),
@@ -63,14 +54,7 @@ FORMS = {
 }
 
 #: The torch layer of every class.
-PLAIN = {
-    PatchNormConv1d: nn.Conv1d,
-    PatchNormConv2d: nn.Conv2d,
-    PatchNormConv3d: nn.Conv3d,
-    PatchNormConvTranspose1d: nn.ConvTranspose1d,
-    PatchNormConvTranspose2d: nn.ConvTranspose2d,
-    PatchNormConvTranspose3d: nn.ConvTranspose3d,
-}
+PLAIN = {kind: getattr(nn, kind.__name__.removeprefix("PatchNorm")) for kind, *_ in CASES.values()}
 
 
 @torch.no_grad()
@@ -78,12 +62,13 @@ def reference(layer, input):
     """The layer's output by torch's convolutions: of the input by its weights, and of the squares by ones."""
     kind, last = PLAIN[type(layer)], "output_padding" if layer.transposed else "padding_mode"
     options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups", last)}
-    plain = kind(layer.in_channels, layer.out_channels, layer.kernel_size, bias=False, **options)
+    sizes = layer.in_channels, layer.out_channels, layer.kernel_size
+    plain = kind(*sizes, bias=False, **options, dtype=layer.weight.dtype)
     sums = kind(layer.in_channels, layer.groups, layer.kernel_size, bias=False, **options)
     plain.weight.copy_(layer.weight)
     nn.init.ones_(sums.weight)
     channels = -len(layer.kernel_size) - 1
-    norm = sums(input.square()).repeat_interleave(layer.out_channels // layer.groups, channels)
+    norm = sums(input.abs().square()).repeat_interleave(layer.out_channels // layer.groups, channels)
     bias = torch.zeros(layer.out_channels) if layer.bias is None else layer.bias
     # Bird 2025, Eqs. 37, 56 and 35, of W x, b and |x|².
     linear, bias, alpha, beta = plain(input), bias.view(-1, *[1] * len(layer.kernel_size)), layer.alpha, layer.beta
@@ -97,8 +82,9 @@ def reference(layer, input):
 @paired("case form", CASES, FORMS)
 def test_output_is_the_formula_of_torchs_convolutions(case, form):
     kind, sizes, options, shape = case
-    layer, x = kind(*sizes, **options, **form), torch.randn(shape)
-    torch.testing.assert_close(layer(x), reference(layer, x), rtol=EXACT, atol=EXACT)
+    for dtype in (torch.float64, torch.complex128):
+        layer, x = kind(*sizes, **options, **form, dtype=dtype), torch.randn(shape, dtype=dtype)
+        torch.testing.assert_close(layer(x), reference(layer, x), rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear
 from tests.helpers.covering import paired
@@ -15,36 +14,27 @@ EXACT = 1e-12  # float64, on numbers of order one
 
 
 def affine_like(x, weight, bias, alpha=1.0, beta=1.0):
-    """(αWx + βb) / √(α²|x|² + β²), Bird 2025, Eq. 37, row by row."""
-    rows = []
-    for row in x.reshape(-1, x.shape[-1]):
-        numerator = alpha * (weight @ row) + (beta * bias if bias is not None else 0)
-        rows.append(numerator / math.sqrt(alpha**2 * row.square().sum().item() + beta**2))
-    return torch.stack(rows).view(*x.shape[:-1], -1)
+    """(αWx + βb) / √(α²|x|² + β²), Bird 2025, Eq. 37."""
+    shift = 0 if bias is None else beta * bias
+    return (alpha * x @ weight.T + shift) / (alpha**2 * x.abs().square().sum(-1, keepdim=True) + beta**2).sqrt()
 
 
 def norm_like(x, weight, bias, alpha=1.0, beta=None):
     """αW(x/s) + βb with s = √(α²|x|²/(1 − β²)), Eq. 35; beta None is Wx/|x| + b, Eq. 17."""
-    rows = []
-    for row in x.reshape(-1, x.shape[-1]):
-        norm = math.sqrt(row.square().sum().item())
-        gain = 1 / norm if beta is None else alpha / math.sqrt(alpha**2 * norm**2 / (1 - beta**2))
-        shift = 0 if bias is None else bias * (1 if beta is None else beta)
-        rows.append(weight @ row * gain + shift)
-    return torch.stack(rows).view(*x.shape[:-1], -1)
+    norm = x.abs().square().sum(-1, keepdim=True).sqrt()
+    gain = 1 / norm if beta is None else alpha / (alpha**2 * norm**2 / (1 - beta**2)).sqrt()
+    shift = 0 if bias is None else bias * (1 if beta is None else beta)
+    return x @ weight.T * gain + shift
 
 
 AFFINE = {
     "eq-19": {},
-    "alpha": {"alpha": 2.0},
     "negative-alpha": {"alpha": -0.5},
-    "beta": {"beta": 0.3},
     "negative-beta": {"beta": -2.0},
     "alpha-beta": {"alpha": 0.7, "beta": 1.9},
 }
 NORM = {
     "eq-17": {},
-    "beta": {"beta": 0.6},
     "negative-beta": {"beta": -0.6},
     "beta-zero": {"beta": 0.0},
     "alpha-beta": {"alpha": 3.0, "beta": 0.5},
@@ -53,7 +43,6 @@ NORM = {
 KINDS = {f"affine-{name}": (AffineLikeLinear, affine_like, options) for name, options in AFFINE.items()} | {
     f"norm-{name}": (NormLikeLinear, norm_like, options) for name, options in NORM.items()
 }
-each_kind = pytest.mark.parametrize(("kind", "formula", "options"), KINDS.values(), ids=KINDS)
 #: One of either formula, with every term in it.
 both_kinds = pytest.mark.parametrize(
     ("kind", "formula", "options"),
@@ -63,10 +52,11 @@ both_kinds = pytest.mark.parametrize(
 each_bias = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
 @paired("case bias_shape", KINDS, {"bias-tokens": (True, (2, 3, 5)), "no-bias-unbatched": (False, (5,))})
-def test_output_is_the_formula(case, bias_shape):
+def test_output_is_the_formula(case, bias_shape, dtype):
     (kind, formula, options), (bias, shape) = case, bias_shape
-    layer, x = kind(5, 3, bias, **options).double(), torch.randn(shape, dtype=torch.float64)
+    layer, x = kind(5, 3, bias, **options, dtype=dtype), torch.randn(shape, dtype=dtype)
     wanted = formula(x, layer.weight, layer.bias, **options)
     torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
 
@@ -96,7 +86,7 @@ def test_effective_update_of_one_row(kind, formula, options, bias):
         torch.testing.assert_close(layer(x) - before, -LEARNING_RATE * gain * g, rtol=0, atol=EXACT)
 
 
-@each_kind
+@both_kinds
 def test_zero_rows_give_the_bias_term_alone_and_finite_gradients(kind, formula, options):
     layer, x = kind(5, 3, **options), torch.zeros(2, 5, requires_grad=True)
     output = layer(x)
@@ -138,13 +128,10 @@ def test_float16_zero_rows_are_right_where_1_over_beta_would_overflow(bias, auto
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("kind", [AffineLikeLinear, NormLikeLinear])
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)], ids=str)
-def test_layers_without_features_are_as_torchs(kind, shape):
-    x = torch.randn(4, 5, shape[0])
-    layer = kind(*shape)
-    assert layer(x).shape == nn.Linear(*shape)(x).shape == (4, 5, shape[1])
-    if not shape[0]:
-        assert torch.allclose(layer(x), layer.bias.expand(4, 5, -1))
+def test_layers_without_features_return_their_bias(kind):
+    layer = kind(0, 3)
+    assert torch.allclose(layer(torch.randn(4, 5, 0)), layer.bias.expand(4, 5, -1))
+    assert kind(3, 0)(torch.randn(4, 3)).shape == (4, 0)
 
 
 def test_eps_bounds_the_norm_from_below():
