@@ -90,10 +90,3 @@ def test_strict_refuses_what_would_stay_plain_and_leaves_the_layers_as_they_were
     with pytest.raises(ValueError, match=r"strict: 2 trainable .* plain gradient: 3\.0\.weight \(LayerNorm is not"):
         optimizer.add_param_group({"params": model[3].parameters()})
     assert corrected(model) == ["0", "2"]
-
-
-def test_a_layer_without_a_shape_is_refused():
-    model, optimizer = grown()
-    model.append(nn.LazyLinear(2))
-    with pytest.raises(ValueError, match=r"'weight' of layer '4' .* has no shape yet"):
-        optimizer.add_param_group({"params": model[3].parameters()})

@@ -19,17 +19,6 @@ from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
-class Pair(nn.Linear):
-    """Returns two tensors."""
-
-    def forward(self, input: Tensor) -> Any:
-        output = super().forward(input)
-        return output, 2 * output
-
-    def input_rows(self, input: Tensor) -> Tensor:
-        return input
-
-
 def loss(model: nn.Module, seed: int = 0) -> Tensor:
     return model(inputs(seed)).square().sum()
 
@@ -49,12 +38,6 @@ def is_cleared_in_between(model: Any, optimizer: Any) -> None:
 def is_cleared_by_the_model(model: Any, optimizer: Any) -> None:
     loss(model, 1).backward()
     model.zero_grad()
-    loss(model).backward()
-
-
-def is_cleared_with_zeros(model: Any, optimizer: Any) -> None:
-    loss(model, 1).backward()
-    optimizer.zero_grad(set_to_none=False)
     loss(model).backward()
 
 
@@ -136,7 +119,6 @@ PASSES: dict[Callable[..., Any], tuple[int, int]] = {
     is_evaluated_with_derivatives: (0, 0),
     is_cleared_in_between: (8, 8),
     is_cleared_by_the_model: (8, 8),
-    is_cleared_with_zeros: (8, 8),
     comes_in_micro_batches: (16, 16),
     has_two_losses: (8, 8),
     has_two_gradients_by_hand: (16, 16),
@@ -201,15 +183,6 @@ def test_a_step_without_a_gradient_counts_nothing():
     model.zero_grad()
     optimizer.step()
     assert rows_counted(optimizer) == {"0.weight": 0, "2.weight": 0}
-
-
-def test_either_of_two_outputs_brings_the_rows():
-    layer = Pair(4, 3)
-    optimizer = Whitened(sgd(layer), layer)
-    layer(inputs(0))[1].sum().backward()
-    sum(output.sum() for output in layer(inputs(1))).backward()
-    optimizer.step()
-    assert rows_counted(optimizer) == {"weight": 16}
 
 
 def test_rows_of_other_eigenvectors_are_left_out():

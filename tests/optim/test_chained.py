@@ -134,16 +134,6 @@ def test_schedulers_reach_every_group():
     OneCycleLR(chained, [0.1, 0.01], total_steps=3, cycle_momentum=False)
 
 
-def test_gradients_are_cleared():
-    model = network(*SIZES)
-    chained = ChainedOptimizer(pair(model))
-    backward(model)
-    chained.zero_grad(set_to_none=False)
-    assert not any(p.grad.any() for p in model.parameters())
-    chained.zero_grad()
-    assert all(p.grad is None for p in model.parameters())
-
-
 MISTAKES = {
     "none": (lambda model: [], ValueError, r"optimizers is empty; pass \[Muon"),
     "no optimizer": (lambda model: [model], TypeError, r"optimizers\[0\] is of type Sequential"),

@@ -89,15 +89,10 @@ def test_output_moves_by_the_same_whatever_the_size_of_the_input(name, power):
     assert torch.allclose(moved(8.0, InputScaled), moved(1.0, InputScaled), rtol=1e-6)
 
 
-def held(hold: bool) -> tuple[nn.Linear, InputScaled]:
-    layer = nn.Linear(4, 3)
-    optimizer = InputScaled(sgd(layer), layer, every=1, decay=0.0, hold=hold)
-    stepped(layer, optimizer, *(torch.full((5, 4), size) for size in (2.0, 6.0)))
-    return layer, optimizer
-
-
 def test_coverage_and_metrics_say_what_steps_are_divided_by():
-    _, optimizer = held(False)
+    layer = nn.Linear(4, 3)
+    optimizer = InputScaled(sgd(layer), layer, every=1, decay=0.0)
+    stepped(layer, optimizer, *(torch.full((5, 4), size) for size in (2.0, 6.0)))
     assert str(optimizer.coverage()).splitlines()[1:] == [
         "weight: divided by 6, input RMS 6",
         "bias: skipped (a bias moves its output by its own step, whatever the layer reads)",

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim.rows.models import overlaps
 from tests.helpers.steps import inputs, same, sgd, stepped
 from tests.wrappers import REMEMBERING, WRAPPERS
 
@@ -71,22 +70,3 @@ def test_neighbours_in_one_storage_are_treated(name: str):
         paths.append(stepped(model, optimizer, *map(inputs, range(3))))
         assert "0.weight" in optimizer.coverage().treated
     assert same(*paths)
-
-
-def test_ranges_of_addresses_decide():
-    """By brute force over elements: contained, crossing, equal and distant ranges; what has no element shares none."""
-    memory = torch.arange(40.0)
-    views = {
-        "all": memory[:20], "within": memory[3:6], "crossing": memory[18:24], "next": memory[24:30],
-        "equal": memory[24:30], "alone": memory[30:36], "none": memory[36:36],
-    }  # fmt: skip
-    parameters = {name: nn.Parameter(view) for name, view in views.items()}
-    common = {
-        name
-        for name, view in views.items()
-        for other, another in views.items()
-        if name != other and set(view.tolist()) & set(another.tolist())
-    }
-    reasons = overlaps(parameters)
-    assert {name for name, parameter in parameters.items() if id(parameter) in reasons} == common
-    assert common == {"all", "within", "crossing", "next", "equal"}

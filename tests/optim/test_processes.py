@@ -4,7 +4,6 @@ import copy
 import pickle
 import warnings
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -150,43 +149,6 @@ def test_a_mesh_of_several_dimensions_is_refused(one_process):
     Whitened(sgd(model), model, process_group=mesh(1, 1)["data"])
 
 
-@on_cpu
-@pytest.mark.parametrize(
-    ("wrapper", "steps", "calls"),
-    [(Whitened, 1, 3), (Whitened, 4, 1), (InputScaled, 1, 2), (InputScaled, 4, 0), (Preconditioned, 4, 0)],
-)
-def test_a_step_has_one_sum_for_all_layers(one_process, wrapper, steps, calls):
-    """Between measurements one or none; at a measurement one more for the counts of rows and one for what was seen."""
-    model = sharded(network())
-    optimizer = wrapper(sgd(model), model, every=10)
-    train(model, optimizer, images(steps - 1))
-    model(images(1)[0][0]).sum().backward()
-    with mock.patch.object(distributed, "all_reduce", wraps=distributed.all_reduce) as all_reduce:
-        optimizer.step()
-    assert all_reduce.call_count == calls
-
-
-@on_cpu
-@pytest.mark.parametrize(
-    ("rule", "calls"), [(gauge.NetworkGauge(every=3), [2, 0, 0, 1]), (gauge.LayerGauge(every=2), [2, 0, 1])]
-)
-def test_a_measurement_of_scales_is_one_sum_for_each_pass_over_the_weights(one_process, rule, calls):
-    """The first one takes two passes, from nowhere; the layer gauge gathers weights besides."""
-    graph = gauge.trace(network(), images(1)[0][0])
-    model = sharded(network())
-    optimizer = UnitConsistent(sgd(model), model, graph=graph, gauge=rule)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    for count in calls:
-        with mock.patch.object(distributed, "all_reduce", wraps=distributed.all_reduce) as all_reduce:
-            optimizer.step()
-        assert all_reduce.call_count == count
-
-
-def transposed() -> nn.Module:
-    return pytest.importorskip("transformers.pytorch_utils").Conv1D(3, 4)
-
-
 def tensor_and_fully(size: int = 1) -> nn.Module:
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -206,11 +168,10 @@ def by_columns() -> nn.Module:
     ("build", "message"),
     [
         (lambda: sharded(nn.Conv1d(4, 6, 3, groups=2)), r"'weight' of a Conv1d is sharded as \(Shard\(dim=0\),\)[ ,]"),
-        (lambda: sharded(transposed()), r"'weight' of a Conv1D is sharded as \(Shard\(dim=0\),\)[ ,]"),
         (by_columns, r"'weight' of a Linear is sharded as \(Shard\(dim=1\),\)[ ,]"),
         (tensor_and_fully, r"'0.weight' of a Linear is sharded as \(Shard\(dim=0\), Shard\(dim=0\)\)[ ,]"),
     ],
-    ids=["groups", "transposed", "columns", "tensor-and-fully"],
+    ids=["groups", "columns", "tensor-and-fully"],
 )  # fmt: skip
 def test_shards_that_are_no_whole_rows_of_outputs_are_refused(one_process, build, message):
     model = build()

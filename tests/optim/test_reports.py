@@ -50,14 +50,3 @@ def test_an_optimizer_that_trains_more_than_the_model_says_so(name):
         "param_groups[0]['params'][4]", "param_groups[0]['params'][5]",
     ]  # fmt: skip
     assert found.element_share < 0.1
-
-
-def test_of_an_optimizer_over_the_head_alone_all_wrappers_count_the_same():
-    counts = set()
-    for name in ("GradientOnly", "Whitened", "Preconditioned"):
-        model = network(4, 6, 3)
-        opt = BY_CLASS[name](sgd(model[2]), model)
-        stepped(model, opt, X)
-        found = opt.coverage()
-        counts.add((tuple(found.treated), tuple(found.elements.items()), found.element_share))
-    assert counts == {(("2.weight", "2.bias"), (("2.weight", 18), ("2.bias", 3)), 1.0)}

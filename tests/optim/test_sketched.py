@@ -8,10 +8,8 @@ from torch import nn
 
 from adiv_optim import Whitened
 from tests.helpers.cases import relative_error
-from tests.helpers.checkpoints import load, save
-from tests.helpers.processes import needs_distributed
-from tests.helpers.remembered import covariance_of, memory
-from tests.helpers.steps import same, sgd, stepped
+from tests.helpers.remembered import covariance_of
+from tests.helpers.steps import sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -31,19 +29,6 @@ def test_eigenvectors_of_rows_that_stay_are_found():
         errors.append(relative_error(covariance_of(optimizer, layer), wanted))
     assert errors[0] > 1e-2
     assert errors[-1] <= 1e-6
-
-
-@needs_distributed
-@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")  # torch's own, where there is no process group
-def test_memory_of_groups_can_be_loaded_in_place(tmp_path):
-    """As torch.distributed.checkpoint does into an optimizer that has not stepped."""
-    layers = [nn.Conv2d(4, 6, 3, groups=2) for _ in range(2)]
-    saved, loaded = (Whitened(sgd(layer), layer, rank=RANK) for layer in layers)
-    layers[0](torch.randn(2, 4, 5, 5)).sum().backward()
-    saved.step()
-    save(layers[0], saved, tmp_path)
-    load(layers[1], loaded, tmp_path)
-    assert same(memory(loaded), memory(saved))
 
 
 #: Settings from which shapes of what is remembered follow, of a layer of 6 columns and the bias's.

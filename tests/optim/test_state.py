@@ -1,14 +1,12 @@
 """`state` is the inner optimizer's own mapping: programs that read it, reset it or move moments in it find torch's."""
 
 from collections import defaultdict
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.optim import SGD, Adam
 
 from adiv_optim import ChainedOptimizer, Whitened
@@ -42,17 +40,6 @@ def test_reading_it_adds_nothing_and_a_bare_optimizer_may_take_it(wrap: Wrapper)
     assert optimizer.state is optimizer.inner.state
     assert {name for entries in optimizer.state.values() for name in entries} == {"step", "exp_avg", "exp_avg_sq"}
     assert all(entries.keys() == {"step", "exp_avg", "exp_avg_sq"} for entries in bare.state.values())
-
-
-@each_wrapper
-def test_an_entry_that_is_held_stays_the_one_that_steps_use(wrap: Wrapper):
-    model, optimizer = wrapped(wrap)
-    entries = [optimizer.state[parameter] for parameter in model.parameters()]
-    _ = optimizer.state, optimizer.state_dict()
-    for entry in entries:
-        entry["step"] = torch.zeros(())
-    stepped(model, optimizer, inputs(3))
-    assert [int(optimizer.state[parameter]["step"]) for parameter in model.parameters()] == [1, 1, 1, 1]
 
 
 RESETS = {
@@ -94,27 +81,22 @@ def test_moments_move_to_a_new_parameter_of_a_chain():
     """As programs that prune points do: the entry goes, the group gets the new parameter, the entry comes back."""
     ends = []
     for chained in (False, True):
-        points = [nn.Parameter(inputs(seed, 8, 3)) for seed in range(2)]
+        points = nn.ParameterList(inputs(seed, 8, 3) for seed in range(2))
         optimizer: Any = Adam([{"params": [p]} for p in points], lr=0.1)
         if chained:
             optimizer = ChainedOptimizer([Adam([p], lr=0.1) for p in points])
-
-        def step(points: Any = points, optimizer: Any = optimizer) -> None:
-            optimizer.zero_grad()
-            sum(p.square().sum() for p in points).backward()
-            optimizer.step()
-
-        step()
+        sum(p.square().sum() for p in points).backward()
+        optimizer.step()
         for place, group in enumerate(optimizer.param_groups):
             (old,) = group["params"]
             entry = optimizer.state.pop(old)
             assert old not in optimizer.state
-            assert optimizer.state.get(old) is None
             moments = {name: entry[name][::2].clone() for name in ("exp_avg", "exp_avg_sq")}
             points[place] = nn.Parameter(old.detach()[::2].clone())
             group["params"] = [points[place]]
             assert optimizer.state.setdefault(points[place], {**entry, **moments})["step"] == 1
-        step()
+        sum(p.square().sum() for p in points).backward()
+        optimizer.step()
         assert len(optimizer.state) == 2
         assert [int(optimizer.state[p]["step"]) for p in points] == [2, 2]
         ends.append([p.detach() for p in points])
@@ -128,22 +110,6 @@ def test_a_chain_refuses_the_state_of_a_parameter_that_none_of_its_groups_holds(
     with pytest.raises(KeyError):
         optimizer.state.pop(nn.Parameter(torch.ones(2)))
     assert optimizer.state.pop(nn.Parameter(torch.ones(2)), None) is None
-
-
-@each_that_remembers
-def test_torchs_checkpoint_functions_alone_see_what_is_remembered_and_cannot_write_it(name: str):
-    model, optimizer = wrapped(WRAPPERS[name])
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
-    assert any("adiv_optim." in key for key in get_optimizer_state_dict(model, optimizer, options=options))
-    looked: dict[str, Any] = {}
-    exec(
-        "seen = optimizer.state",
-        {"__name__": "torch.distributed.checkpoint.state_dict", "optimizer": optimizer},
-        looked,
-    )
-    assert any("adiv_optim." in name for entries in looked["seen"].values() for name in entries)
-    with pytest.raises(TypeError):
-        looked["seen"][model[0].weight] = {}
 
 
 @pytest.mark.parametrize(
@@ -191,18 +157,14 @@ def test_settings_that_are_numbers_of_numpy_are_saved_as_pythons():
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-@pytest.mark.parametrize(("columns", "count"), [(127, 1), (128, 2)])
-def test_older_checkpoints_with_settings_and_strips_of_covariances_are_refused(columns: int, count: int):
-    """They kept the rows of each block from the diagonal on, 64 to 127 of them in one tensor."""
-    layer = nn.Linear(columns, 2, bias=False)
+def test_older_checkpoints_with_settings_and_strips_of_covariances_are_refused():
+    layer = nn.Linear(128, 2, bias=False)
     optimizer = Whitened(SGD(layer.parameters(), lr=0.1, momentum=0.9), layer)
-    stepped(layer, optimizer, inputs(0, 4, columns))
+    stepped(layer, optimizer, inputs(0, 4, 128))
     state, prefix = optimizer.state_dict(), "adiv_optim.inputs."
     entries = state["state"][0]
-    ends = [columns * k // count for k in range(count + 1)]
-    strips = [entries[f"{prefix}0"][:, a:b, a:] for a, b in pairwise(ends)]
-    older = {f"{prefix}{number}": strip for number, strip in enumerate(strips)}
-    state["state"][0] = {**entries, **older, f"{prefix}max_dim": 1024, f"{prefix}rank": 0}
+    strips = {f"{prefix}{number}": entries[f"{prefix}0"][:, a : a + 64, a:] for number, a in enumerate((0, 64))}
+    state["state"][0] = {**entries, **strips, f"{prefix}max_dim": 1024, f"{prefix}rank": 0}
     with pytest.raises(ValueError, match=r"has an unknown 'adiv_optim.inputs.*leave the names out that begin with"):
         optimizer.load_state_dict(state)
     state["state"][0] = {name: entry for name, entry in entries.items() if not name.startswith("adiv_optim.")}

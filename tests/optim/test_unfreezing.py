@@ -89,14 +89,3 @@ def test_layers_that_train_in_turns_are_treated_in_every_step(wrapper):
             assert now in optimizer.coverage().treated
             assert rows_counted(optimizer)[frozen] == before[frozen]
         assert optimizer.coverage().skipped[frozen] == "frozen"
-
-
-@each_by_inputs
-def test_a_bias_that_trains_alone_is_no_part_of_its_frozen_layer(wrapper):
-    model = network()
-    optimizer = wrapper(sgd(model), model)
-    stepped(model, optimizer, inputs(0))
-    model[0].weight.requires_grad_(False)
-    stepped(model, optimizer, inputs(1))
-    skipped = optimizer.coverage().skipped
-    assert [skipped["0.weight"], skipped["0.bias"]] == ["frozen", "a bias without its weight"]
