@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from adiv_optim import _device
 from adiv_optim.optim import roots
 from tests.helpers.cases import relative_error
-from tests.helpers.remembered import remembered
 from tests.helpers.steps import BY_COVARIANCE, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -68,7 +67,7 @@ def test_every_damping_takes_products(damping, on_accelerator):
 def test_training_goes_on_elsewhere(method, on_accelerator, monkeypatch):
     model, optimizer = built(method)
     train(model, optimizer, 0, 4)
-    saved, entries = copy.deepcopy((model.state_dict(), optimizer.state_dict())), remembered(optimizer)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
     def resumed() -> tuple[nn.Module, Any]:
         parts = built(method)
@@ -78,12 +77,7 @@ def test_training_goes_on_elsewhere(method, on_accelerator, monkeypatch):
 
     again = resumed()
     monkeypatch.setattr(_device, "on_accelerator", lambda tensor: False)
-    elsewhere = resumed()
-    for name, entry in remembered(elsewhere[1]).items():
-        assert {key: torch.as_tensor(value).shape for key, value in entry.items()} == {
-            key: torch.as_tensor(value).shape for key, value in entries[name].items()
-        }
-    found = train(*elsewhere, 4, 8)
+    found = train(*resumed(), 4, 8)
     monkeypatch.setattr(_device, "on_accelerator", lambda tensor: True)
     wanted = train(model, optimizer, 4, 8)
     assert all(relative_error(*pair) <= 1e-8 for pair in zip(found, wanted, strict=True))

@@ -36,13 +36,6 @@ def test_a_transform_over_parameters_counts_as_any_pass_with_gradients(wrapper):
 
 
 @each_by_inputs
-def test_gradients_of_before_the_wrapper_say_nothing(wrapper):
-    model = network()
-    model(inputs(0)).sum().backward()
-    assert {"0.weight", "2.weight"} <= wrapper(sgd(model), model).coverage().never_seen.keys()
-
-
-@each_by_inputs
 def test_a_pass_in_inference_mode_is_not_counted_even_with_gradients_enabled(wrapper):
     model = network()
     optimizer = wrapper(sgd(model), model)
@@ -109,25 +102,22 @@ def test_rows_that_are_dropped_are_told(wrapper, bad):
     assert found.endswith("rows dropped 2 times: their squares held NaN or inf")
 
 
-#: Settings, the inputs and their precision, and what is said.
-FAILURES = {
-    "beyond float32": (Preconditioned, torch.full((4, 2), 1e-22), torch.float32, "no Cholesky factor found"),
-    "leading": (
-        partial(Whitened, rank=1, damping=1e300), inputs(0, size=3.0)[:, :2], torch.float32,
-        "no finite root found of the 1 leading eigenvectors of 2 columns",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("wrapper", "x", "dtype", "message"), FAILURES.values(), ids=FAILURES)
-def test_a_matrix_without_a_factor_is_a_failure_and_no_error(wrapper, x, dtype, message):
-    model = nn.Linear(2, 1, bias=False).to(dtype)
+@pytest.mark.parametrize(
+    ("wrapper", "size", "message"),
+    [
+        (Preconditioned, 1e-22, "no Cholesky factor found"),
+        (partial(Whitened, rank=1, damping=1e300), 3.0, "no finite root found of the 1 leading eigenvectors of 2"),
+    ],
+    ids=["beyond float32", "leading"],
+)
+def test_a_matrix_without_a_factor_is_a_failure_and_no_error(wrapper, size, message):
+    model = nn.Linear(2, 1, bias=False).float()
     before = model.weight.detach().clone()
     optimizer = wrapper(sgd(model), model)
-    model(x.to(dtype)).sum().backward()
+    model(inputs(0, features=2, size=size).float()).sum().backward()
     with pytest.warns(UserWarning, match=message):
         optimizer.step()
-    assert torch.equal(model.weight, before - 0.1 * model.weight.grad)  # the plain step
+    assert torch.allclose(model.weight, before - 0.1 * model.weight.grad)  # the plain step
 
 
 @pytest.mark.parametrize("options", [{"weight_decay": 0.0}, {"lr": 0.0}], ids=str)

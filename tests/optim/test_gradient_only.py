@@ -42,16 +42,6 @@ def test_correcting_nothing_is_the_bare_optimizer_bit_for_bit(wrap, bias):
     assert same(train(model, wrap(AdamW(model.parameters(), lr=0.01), model)), wanted)
 
 
-def test_skip_and_strict_are_those_of_attach():
-    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
-    build = lambda: sgd(model)  # noqa: E731
-    with pytest.raises(ValueError, match="strict: 2 trainable parameters"):
-        GradientOnly(build(), model, Proportional(), strict=True)
-    optimizer = GradientOnly(build(), model, Proportional(), skip=["0", nn.LayerNorm], strict=True)
-    train(model, optimizer, 1)
-    assert coverage(model).treated.keys() == {"2.weight", "2.bias"}
-
-
 def test_coverage_metrics_and_repr_say_what_is_corrected():
     model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
     optimizer = GradientOnly(sgd(model), model, Proportional(eps=0.5))

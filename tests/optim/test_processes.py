@@ -23,12 +23,6 @@ EACH = {"whitened": Whitened, "input-scaled": InputScaled, "preconditioned": Pre
 each_wrapper = pytest.mark.parametrize("wrapper", EACH.values(), ids=EACH)
 
 
-def stages() -> list[nn.Module]:
-    """Two stages of one network, with two layers and one."""
-    whole = network()
-    return [whole[:-1], whole[-1:]]
-
-
 def error_of(build: Any) -> str:
     try:
         build()
@@ -44,7 +38,7 @@ def pipeline(rank: int) -> dict[str, Any]:
     groups = [distributed.new_group([0]), distributed.new_group([1])]
     found: dict[str, Any] = {}
     for name, wrapper in EACH.items():
-        module = stages()[rank]
+        module = network()[-1:] if rank else network()[:-1]
         stage = PipelineStage(module, rank, 2, torch.device("cpu"))
         schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=F.cross_entropy)
         optimizer = wrapper(adamw(module), module, every=2, process_group=groups[rank])

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import InputScaled, UnitConsistent, Whitened, gauge
 from adiv_optim.optim.mapped import READ_NO_WEIGHTS, decay_factors
@@ -221,22 +220,3 @@ def test_unknown_optimizers_may_step_on_views_of_the_weights(kind):
     wanted = path(kind, torch.optim.SGD, {"lr": 0.01})
     for one, two in zip(path(kind, ByViews, {"lr": 0.01}), wanted, strict=True):
         assert relative_error(one, two) <= EXACT
-
-
-@pytest.mark.parametrize("kind", ["whitened", "input-scaled"])
-def test_weights_that_wrap_tensors_step_as_plain_ones(kind):
-    """Their memory is that of the tensors within, of which an exchange from outside would lose the values."""
-
-    def run(wrap: bool) -> Tensor:
-        torch.manual_seed(0)
-        model = nn.Linear(6, 4, bias=False)
-        start = model.weight.detach().clone()
-        if wrap:
-            model.weight = nn.Parameter(TwoTensor(start.clone(), start.clone()))
-        optimizer = WRAPPED[kind](torch.optim.SGD(model.parameters(), lr=0.1), model, None)
-        model(3 * torch.randn(5, 6)).square().mean().backward()
-        optimizer.step()
-        found = model.weight.detach()
-        return (found.a if wrap else found) - start
-
-    assert relative_error(run(True), run(False)) <= EXACT

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vmap
 
-from adiv_optim import BatchIdeal, GradientOnly, InputScaled, Preconditioned, Whitened
+from adiv_optim import InputScaled, Preconditioned, Whitened
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.remembered import covariance_of, memory, rows_counted
@@ -178,10 +178,3 @@ def test_input_rows_that_would_see_more_dimensions_are_refused():
     with pytest.raises(RuntimeError, match=r"^weight: vmap maps over the argument of input_rows"):
         vmap(layer)(torch.rand(4, 3))
     assert rows_of_a_step(layer, optimizer) == 0
-
-
-def test_corrected_gradients_name_the_wrappers_that_allow_second_derivatives():
-    model = mlp()
-    GradientOnly(torch.optim.Adam(model.parameters()), model, BatchIdeal())
-    with pytest.raises(RuntimeError, match=r"differentiated twice.*Whitened, Preconditioned, InputScaled or Unit"):
-        by_reverse_passes(model, torch.rand(4, 2)).sum().backward()

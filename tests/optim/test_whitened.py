@@ -75,14 +75,6 @@ def test_fused_optimizers_read_gradients_in_the_layout_of_the_weights(build):
     assert relative_error(run(True), run(False)) <= 1e-12
 
 
-def test_two_wrappers_on_disjoint_parameters():
-    model, other = network(), network()
-    first, second = (Whitened(sgd(layer), model, every=1) for layer in (model[0], model[2]))
-    first.register_step_post_hook(lambda *_: (second.step(), second.zero_grad()))
-    batches = [inputs(seed) for seed in range(3)]
-    assert same(stepped(model, first, *batches), stepped(other, Whitened(sgd(other), other, every=1), *batches))
-
-
 def step_within_autocast(build, enabled: bool):
     torch.manual_seed(0)
     model, x = nn.Linear(20, 10).float(), torch.randn(64, 20).float()
@@ -117,13 +109,3 @@ def test_weights_in_another_order_in_memory_step_alike_where_they_are_read(group
         return model.weight.detach()
 
     assert relative_error(run(torch.channels_last), run(torch.contiguous_format)) <= 1e-12
-
-
-def test_dead_input_keeps_its_own_coordinates():
-    model = nn.Linear(3, 2, bias=False)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    backward(model, torch.zeros(4, 3))
-    model.weight.grad = torch.ones(2, 3)
-    before = model.weight.detach().clone()
-    optimizer.step()
-    assert relative_error(before - model.weight.detach(), torch.full((2, 3), 0.1)) <= 1e-12

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
+from adiv_optim import InputScaled, UnitConsistent, Whitened, gauge
 
 PASSED, X = nn.Linear(4, 3), torch.ones(1, 4)
 
@@ -50,14 +50,7 @@ MISTAKES = {
     "no gauge": (lambda: UnitConsistent(sgd(), PASSED, example_input=X, gauge="network"), "pass gauge.NetworkGauge"),
     "every of a gauge": (lambda: gauge.NetworkGauge(every=0), "every is 0"),
     "no model": (lambda: gauge.trace(sgd(), X), "trace: model must be"),
-    "coordinates in coordinates": (
-        lambda: UnitConsistent(Whitened(sgd(), PASSED), PASSED, example_input=X), "wrappers do not nest. Choose one",
-    ),
-    "the other way round": (
-        lambda: Preconditioned(UnitConsistent(sgd(), PASSED, example_input=X, gauge=gauge.LayerGauge()), PASSED),
-        "^Preconditioned cannot wrap UnitConsistent: ",
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("call", "word"), MISTAKES.values(), ids=MISTAKES)
