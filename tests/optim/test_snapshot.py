@@ -192,6 +192,15 @@ def test_a_gradient_of_0_changes_no_bit(kind):
         assert all(torch.equal(bits(model.get_parameter(name)), before[name]) for name in treated)
 
 
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_optimizers_that_read_no_weights_find_zeros(kind):
+    for inner, is_read in ((torch.optim.SGD, False), (torch.optim.AdamW, False), (Own, True)):
+        (model, wrapper), found = wrapped(kind, inner, lr=0.01), list[bool]()
+        wrapper.inner.register_step_pre_hook(lambda *_, w=model[0].weight, found=found: found.append(bool(w.any())))
+        train(model, wrapper, BATCHES[:1])
+        assert found == [is_read]
+
+
 def test_a_step_that_reads_the_weights_would_be_lost():
     wanted = path("unit-consistent", Reading, {"lr": 0.1})
     READ_NO_WEIGHTS.add(Reading)
