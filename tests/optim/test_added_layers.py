@@ -56,7 +56,6 @@ def test_only_layers_whose_parameters_are_added():
 
 @pytest.mark.parametrize("entry", ["3.1", nn.Linear], ids=["path", "type"])
 def test_what_is_skipped_stays_plain(entry):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(4, 5, 1), nn.Flatten(), nn.Linear(5, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
     optimizer = GradientOnly(SGD(model.parameters(), lr=0.1), model, Proportional(), skip=(each for each in [entry]))
     model[3] = nn.Sequential(nn.ReLU(), nn.Linear(3, 2))

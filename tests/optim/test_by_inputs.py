@@ -110,7 +110,6 @@ def test_layer_that_was_never_factorised_takes_plain_steps_and_says_so(wrapper, 
 
 @each_wrapper
 def test_a_layer_that_was_replaced_is_treated_with_its_own_inputs(wrapper):
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(20, 6)
     options = {"graft_norm": False} if wrapper is Whitened else {}
     optimizer = wrapper(sgd(model), model, every=1, **options)

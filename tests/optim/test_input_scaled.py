@@ -106,7 +106,6 @@ def test_coverage_and_metrics_say_what_steps_are_divided_by():
 @pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize("value", [0.0, 0.7])
 def test_a_step_may_land_on_zero(value, hold):
-    torch.manual_seed(0)
     layer = nn.Linear(4, 64)
     optimizer = InputScaled(Proximal(layer.parameters(), value), layer, hold=hold, every=1)
     for size in (2.9, 5.3):  # w s / s is w for 3 and 5

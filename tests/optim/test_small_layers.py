@@ -47,7 +47,6 @@ def test_layers_of_one_optimizer_step_as_if_each_had_its_own(method, inner, bias
 
 def test_layer_without_a_root_leaves_those_of_its_shape_theirs(monkeypatch):
     """The covariance of the second layer alone has none."""
-    torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
     opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
     eigh = torch.linalg.eigh

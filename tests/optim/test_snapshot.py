@@ -152,7 +152,6 @@ class Own(torch.optim.SGD):
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_a_rate_of_0_changes_no_bit(kind, dtype, inner):
     """There and back alone would: w · (1 / d) · d is seldom w."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 4, 1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 6), nn.ReLU())
     model = model.append(nn.Linear(6, 4)).double()
     graph = gauge.trace(model, torch.randn(2, 2, 3))

@@ -109,3 +109,12 @@ def test_weights_in_another_order_in_memory_step_alike_where_they_are_read(group
         return model.weight.detach()
 
     assert relative_error(run(torch.channels_last), run(torch.contiguous_format)) <= 1e-12
+
+
+def test_dead_input_keeps_its_own_coordinates():
+    model = nn.Linear(3, 2, bias=False)
+    before, optimizer = model.weight.detach().clone(), Whitened(sgd(model), model)
+    backward(model, torch.zeros(4, 3))
+    model.weight.grad = torch.ones(2, 3)
+    optimizer.step()
+    assert relative_error(before - model.weight.detach(), torch.full((2, 3), 0.1)) <= 1e-12

@@ -106,7 +106,6 @@ def test_calls_that_fail_count_no_row_and_others_what_the_layer_was_given():
 
 @pytest.mark.parametrize("rank", [None, 3])
 def test_a_model_that_is_converted_goes_on_with_what_was_measured(rank):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(12, 3))
     steps = [torch.randn(9, 4, 4) for _ in range(5)]
     converted = copy.deepcopy(model).float()
