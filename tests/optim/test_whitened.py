@@ -75,6 +75,14 @@ def test_fused_optimizers_read_gradients_in_the_layout_of_the_weights(build):
     assert relative_error(run(True), run(False)) <= 1e-12
 
 
+def test_two_wrappers_on_disjoint_parameters():
+    model, other = network(), network()
+    first, second = (Whitened(sgd(layer), model, every=1) for layer in (model[0], model[2]))
+    first.register_step_post_hook(lambda *_: (second.step(), second.zero_grad()))
+    batches = [inputs(seed) for seed in range(3)]
+    assert same(stepped(model, first, *batches), stepped(other, Whitened(sgd(other), other, every=1), *batches))
+
+
 def step_within_autocast(build, enabled: bool):
     torch.manual_seed(0)
     model, x = nn.Linear(20, 10).float(), torch.randn(64, 20).float()
