@@ -9,7 +9,7 @@ from torch.func import functional_call, jacrev
 from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import GaussNewton
-from adiv_optim.jacobian import laplacian
+from adiv_optim.jacobian import ideal_update, laplacian
 from adiv_optim.jacobian.terms import Terms, solver
 from tests.helpers.modules import Model
 
@@ -95,6 +95,26 @@ def by_rows(r, jacobian, damping):
 
 
 @pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)], ids=["fewer residuals than parameters", "more"])
+def test_step_is_the_ideal_update_of_the_stacked_residual(width, points):
+    model, terms = network(width), equation(points)
+    assert (points + 4 > weights(model).numel()) is (width == 3)
+    twin = copy.deepcopy(model)
+    stacked = Stacked(twin, terms)
+    step, alpha, damping = step_of(model, GaussNewton(model, damping=1e-6), terms)
+
+    def ideal(v, damping=damping):
+        step = ideal_update(stacked, torch.zeros(1), v, damping)
+        return -torch.cat([step[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
+
+    wanted = bent(twin, terms, alpha, ideal)
+    assert (step - wanted).norm() <= 1e-8 * wanted.norm()
+    other = bent(twin, terms, alpha, lambda v: ideal(v, 2 * damping))
+    assert (step - other).norm() > 1e-7 * other.norm()  # the damping is seen
+    straight = alpha * ideal(by_loop(twin, terms)[0])
+    assert (step - straight).norm() > 1e-3 * straight.norm()  # and the acceleration
+
+
+@pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)], ids=["fewer residuals than parameters", "more"])
 def test_step_at_the_default_damping_is_that_of_least_squares(width, points):
     model, terms = network(width), equation(points)
     assert (points + 4 > weights(model).numel()) is (width == 3)
@@ -167,6 +187,17 @@ def test_rule_is_that_of_a_plain_loop():
             nn.utils.vector_to_parameters(weights(model), twin.parameters())  # rounding stays apart
             seen |= {("halved", alpha < 1), ("timid", alpha <= 0.0625), ("rose", tries > 1), ("bold", alpha >= 0.25)}
     assert seen == {(name, way) for name in ("halved", "timid", "rose", "bold") for way in (True, False)}
+
+
+def test_damping_rises_until_a_step_is_taken():
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
+    points = torch.randn(60, 2, generator=torch.Generator().manual_seed(5))
+    optimizer = GaussNewton(model, damping=0)
+    optimizer.step([(lambda model, x, y: model(x) - y, points, torch.sin(2 * points[:, :1]))])
+    metrics = optimizer.metrics()
+    assert metrics["alpha"] > 0  # the first tries lower the loss by less than a millionth, each less than the last
+    assert metrics["loss_after"] < 0.999 * metrics["loss_before"]
 
 
 def test_damping_rises_where_the_loss_of_new_points_is_more_than_twice_the_last():

@@ -88,6 +88,13 @@ def test_a_replica_of_data_parallel_is_refused(wrapper):
 
 
 @each_by_inputs
+def test_gradients_of_before_the_wrapper_say_nothing(wrapper):
+    model = network()
+    model(inputs(0)).sum().backward()
+    assert {"0.weight", "2.weight"} <= wrapper(sgd(model), model).coverage().never_seen.keys()
+
+
+@each_by_inputs
 @pytest.mark.parametrize("bad", [float("inf"), 1e200])
 def test_rows_that_are_dropped_are_told(wrapper, bad):
     model = network()
