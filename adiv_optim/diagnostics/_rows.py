@@ -13,10 +13,10 @@ from .._device import wide_dtype, widest
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
+from ..functional.patches import patches_of, row_matrix
 from ..jacobian.modules import Parameters, as_rows, batched, jvp, pure
 from ..jacobian.recording import Call
 from ..rows.layers import Corrected, Layout, why_unknown_rows
-from ..rows.matrices import patches_of, row_matrix
 
 #: The contributions of single rows to a layer's gradient that are in memory at once hold at most so many numbers.
 CONTRIBUTION_NUMBERS = 2**22

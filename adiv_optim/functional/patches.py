@@ -1,11 +1,13 @@
-"""The rows X that a weight multiplies, as patches: unfolding a few samples at a time, and products XᵀY."""
+"""The rows X that a layer's weight multiplies, as patches: unfolding a few samples at a time, and products XᵀY."""
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from .shared import box_sum, padded, squared_norm
 
@@ -75,6 +77,51 @@ class Patches(NamedTuple):
         # (N, groups, channels, *positions, *kernel) → (groups, N, *positions, channels, *kernel)
         patches = patches.movedim(1, 0).movedim(2, 2 + len(self.kernel))
         return patches.flatten(2 + len(self.kernel)).flatten(1, -2)
+
+
+def patches_of(layer: Any, input: Tensor) -> Patches:
+    """Return the rows that a layer reads.
+
+    A layer of any class may have a method `input_rows(input)`, which returns what its weight multiplies,
+    (…, in_features).
+    """
+    if hasattr(layer, "input_rows"):
+        input = layer.input_rows(input)
+    if not isinstance(layer, _ConvNd):
+        return Patches(row_matrix(input), (), Geometry((), (), (), 1))
+    padding, kernel = layer.padding, layer.kernel_size
+    if isinstance(padding, str) or layer.padding_mode != "zeros":
+        mode = layer.padding_mode.replace("zeros", "constant")
+        input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode=mode), (0,) * len(kernel)
+    batch = input if input.dim() == len(kernel) + 2 else input.unsqueeze(0)
+    return Patches(batch, kernel, Geometry(layer.stride, padding, layer.dilation, layer.groups))
+
+
+def row_matrix(tensor: Tensor) -> Tensor:
+    """Return a linear layer's rows as a matrix, whatever dimensions and layout the tensor has."""
+    if tensor.is_nested:
+        return torch.cat([row_matrix(part) for part in tensor.unbind()])
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # not -1: rows may have no entries
+
+
+def as_matrices(part: Tensor, transposed: bool, groups: int, count: int = 1) -> Tensor:
+    """Return a weight as (count × groups, outputs, features), a bias as (count × groups, outputs, 1).
+
+    With a `count` above 1 dimension 0 stacks that many parameters. A view, where the memory allows one. For
+    `transposed` and `groups` see `Layout`.
+    """
+    shape = part.shape[count > 1 :]
+    if len(shape) == 2 and transposed:
+        return part.mT if count > 1 else part.mT[None]
+    return part.reshape(count * groups, shape[0] // groups, shape[1:].numel())
+
+
+def from_matrices(matrices: Tensor, transposed: bool, shape: tuple[int, ...], count: int = 1) -> Tensor:
+    """Return each part in its shape again: the inverse of `as_matrices`; the dtype stays."""
+    if len(shape) == 2 and transposed:
+        matrices = matrices.mT
+    return matrices.reshape((count, *shape) if count > 1 else shape)
 
 
 def cross_gram(left: list[Tensor], right: list[Tensor]) -> Tensor:

@@ -1,30 +1,26 @@
 """Sums over the inputs of layers: hooks take them in forward passes, and they count once a gradient comes back.
 
-Until then the sums wait in the graph, and go with it. In a graph of torch.compile one operation counts, which the
-compiler does not look into. Within transforms of torch.func the rows are those of the primal tensor, once: tangents add
-none, and a vmapped dimension counts as rows. Of neither is a backward pass seen: their rows count at once,
-if the weight has a gradient at the step.
+Until then the sums wait in the graph, and go with it. Within transforms of torch.func the rows are those of the primal
+tensor, once: tangents add none, and a vmapped dimension counts as rows. Of neither these nor graphs of torch.compile a
+backward pass is seen: their rows count at once, if the weight has a gradient at the step.
 """
 
-import itertools
 import weakref
 from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, library, nn
-from torch.fx.node import has_side_effect
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.modules.conv import _ConvNd
 
 from .. import _device, _torch
 from .._device import local, refuse_capture, without_autocast
+from ..functional.patches import patches_of
 from ..rows.layers import Layout
-from ..rows.matrices import patches_of, unwrapped_input
+from .compiled import count_in_graph, new_token
 from .covariance import MeanSquare, Sums
-
-#: Hooks by the tokens that stand for them in graphs.
-_tokens = itertools.count()
-_hooks: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class LayerInputs:
@@ -212,6 +208,36 @@ class WaitingSums:
         return None if watched is None else watched[0]
 
 
+def unwrapped_input(name: str, module: nn.Module, input: Tensor) -> Tensor:
+    """Return a layer's input without the transforms of torch.func and forward-mode AD that wrap it.
+
+    Call it within `outside_transforms`, and all that uses the result.
+
+    Raises:
+        RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
+    """
+    weight: Any = module.weight
+    is_mapped = _torch.functorch.is_batchedtensor(weight)
+    if not is_mapped and not _torch.functorch.is_functorch_wrapped_tensor(input):
+        # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
+        return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
+    mapped_dims: list[int] = []  # the dimension of each level of vmap, in the tensor without the levels around it
+    while _torch.functorch.is_functorch_wrapped_tensor(input):
+        if _torch.functorch.is_batchedtensor(input):
+            mapped_dims.append(_torch.functorch.maybe_get_bdim(input))
+        input = _torch.functorch.get_unwrapped(input)
+    if is_mapped or (mapped_dims and hasattr(module, "input_rows")):
+        raise RuntimeError(
+            f"{name}: vmap maps over {'this weight' if is_mapped else 'the argument of input_rows'}, so that the rows "
+            "of its layer cannot be told; detach() the optimizer first, or call the model without vmap."
+        )
+    dims = list(range(input.dim()))
+    input = input.permute(*[dims.pop(dim) for dim in reversed(mapped_dims)], *dims)
+    if mapped_dims and isinstance(module, _ConvNd):  # the mapped dimensions become samples
+        input = input.flatten(0, -2 - len(module.kernel_size))
+    return input.detach()
+
+
 def nodes_of(output: Any, input: Tensor) -> Collection[Any]:
     """Return the nodes of the graph that made a layer's output of an input."""
     if isinstance(output, Tensor):
@@ -239,11 +265,10 @@ class InputHook:
     """
 
     def __init__(self, layer: Any, place: int) -> None:
-        self.layer, self.place, key = weakref.ref(layer), place, next(_tokens)
-        _hooks[key] = self
+        self.layer, self.place = weakref.ref(layer), place
         # A tensor, not a number: the graph stays the same for another hook, and the operation says that it writes to
         # it, so that no compiler drops or reorders it.
-        self.token = torch.tensor([key], device="cpu")
+        self.token = torch.tensor([new_token(self)], device="cpu")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"layer": _no_layer}
@@ -263,7 +288,7 @@ class InputHook:
         if torch.compiler.is_dynamo_compiling() and type(input) in (Tensor, nn.Parameter):
             # Both are guarded on: between measurements there is another graph, without any of this.
             if layer.armed or not layer.called:
-                _count_in_graph(self.token, input)
+                count_in_graph(self.token, input)
         else:
             self.count(input, output)
 
@@ -280,27 +305,3 @@ class InputHook:
 
 def _no_layer() -> None:
     """Return None, as a dead weak reference does; torch.compile traces a function."""
-
-
-@has_side_effect
-@torch.compiler.allow_in_graph
-def _count_in_graph(token: Tensor, input: Tensor) -> None:
-    # Of a backend that runs the graph as it is, which is no fake tensor; checkpoints keep the token.
-    _count_rows(token.clone() if type(token) is Tensor else token, input.detach())
-
-
-@library.custom_op(
-    "adiv_optim::count_rows",
-    mutates_args=("token",),
-    schema="(Tensor(a0!) token, Tensor input) -> ()",
-    tags=(torch.Tag.cudagraph_unsafe,),  # the replay of a CUDA graph would not count
-)
-def _count_rows(token: Tensor, input: Tensor) -> None:
-    hook = _hooks.get(int(token))
-    if hook is not None:
-        hook.count(input, None)
-
-
-@_count_rows.register_fake
-def _(token: Tensor, input: Tensor) -> None:
-    return None

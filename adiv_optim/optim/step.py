@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from .._device import at_least_float32, widest
 from .._distributed import add_up_shards, local
+from ..functional.patches import as_matrices, from_matrices
 from ..rows.layers import Layout
-from ..rows.matrices import as_matrices, from_matrices
 from .roots import RightFactor
 
 

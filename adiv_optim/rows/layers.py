@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -15,7 +16,7 @@ from .._torch import plain_tensor
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
-from .matrices import as_matrices, conv_args
+from ..functional.patches import as_matrices
 
 
 class Corrected:
@@ -69,8 +70,11 @@ class CorrectedConv(Corrected):
     """The base of the corrected convolutions."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padded, args = conv_args(self, input)
-        return self._run(corrected_conv, padded, weight, bias, args, len(self.kernel_size))
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), 0
+        args = self.stride, padding, self.dilation, self.groups
+        return self._run(corrected_conv, input, weight, bias, args, len(self.kernel_size))
 
 
 class CorrectedConv1d(CorrectedConv, nn.Conv1d):
