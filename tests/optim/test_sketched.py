@@ -1,7 +1,5 @@
 """The leading eigenvectors of what layers read, beside their formula, which the fuzzer has."""
 
-from itertools import permutations
-
 import pytest
 import torch
 from torch import nn
@@ -30,15 +28,10 @@ def test_eigenvectors_of_rows_that_stay_are_found():
     assert errors[-1] <= 1e-6
 
 
-#: Settings from which shapes of what is remembered follow, of a layer of 6 columns and the bias's.
-SETTINGS = [{}, {"rank": 3}, {"rank": 2}, {"rank": 1}, *({"max_dim": size} for size in (6, 3, 2, 1))]
-SETTINGS += [{"rank": 2, "max_dim": 4}, {"rank": 1, "max_dim": 3}]
-
-
-@pytest.mark.parametrize(("saved", "own"), [*permutations(SETTINGS, 2)])
-def test_a_checkpoint_of_a_setting_that_makes_other_shapes_is_refused(saved, own):
+@pytest.mark.parametrize("own", [{}, {"rank": 2}, {"max_dim": 3}], ids=str)
+def test_a_checkpoint_of_a_setting_that_makes_other_shapes_is_refused(own):
     layer = nn.Linear(6, 2)
-    first, second = (Whitened(sgd(layer), layer, **settings) for settings in (saved, own))
+    first, second = (Whitened(sgd(layer), layer, **settings) for settings in ({"rank": 3}, own))
     layer(torch.randn(8, 6)).sum().backward()
     first.step()
     with pytest.raises(ValueError, match=r"'adiv_optim.inputs.\d'.*; load what was saved .* with the same settings"):
