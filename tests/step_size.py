@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=10, lines=1897, functions=100, lines_of_functions=881)
+LIMIT = Size(files=10, lines=1900, functions=100, lines_of_functions=884)
 
 
 def training_step() -> Callable[[], None]:

@@ -1,6 +1,5 @@
 """The unit-consistent adjoint and inverse of a matrix, and backpropagation through the adjoint."""
 
-import inspect
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from .. import _device, _torch
-from ..rows.models import bypassed, label
+from ..rows.models import bypassed, first_argument, label
 from .rz import check_weight, rz_scaling
 
 
@@ -213,8 +212,7 @@ class _LayerHooks:
         self.inverse_rows, inverse_columns = ((1 / scale).view(-1, *(1,) * kernel_dims) for scale in scaling[::2])
         if args:
             return (_ScaledGradient.apply(args[0], inverse_columns), *args[1:]), kwargs
-        # Subclasses name their input as they like; it is the first argument.
-        name = next(iter(inspect.signature(layer.forward).bind(**kwargs).arguments))
+        name = first_argument(layer, kwargs)
         return args, {**kwargs, name: _ScaledGradient.apply(kwargs[name], inverse_columns)}
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""What the rules are given: one operation of a traced graph, with the values that go in and out of it."""
+"""What the rules of operations work with: activations, views of parameters, and the call of an operator on them."""
 
 import math
 from collections.abc import Iterable
@@ -32,7 +32,10 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class ParameterView:
-    """A parameter, or a view of it with dimensions swapped, added or repeated. What uses it decides on its channels."""
+    """A parameter, or a view with dimensions swapped, added or repeated; maybe masked, or times a number.
+
+    What uses it decides on its channels.
+    """
 
     name: str  # the parameter's first in the model
     base: Tensor  # a contiguous meta tensor of the parameter's shape
@@ -99,7 +102,7 @@ class Call:
         if isinstance(value, Activation):
             return value.channels
         if value.base.numel() > LARGEST_ACTIVATION:
-            self.pin(value, f"an activation of more than {LARGEST_ACTIVATION:,} elements")
+            self.pin(value, f"more than {LARGEST_ACTIVATION:,} elements, used as an activation")
             return pinned(len(value.shape))
         ids = self.channels.fresh(value.distinct_shape)
         self.move(value, ids, expected_log_weight=mean_log_uniform(math.prod(value.base.shape[1:])))

@@ -112,6 +112,6 @@ class Channels:
         if (first.shape, first.power) == (use.shape, use.power):
             for side, other_side in zip(first.sides, use.sides, strict=True):
                 self.join(side, other_side, why)
-        else:  # one of them in a grouped convolution
+        else:  # as one of a grouped convolution, or a mean that is a variance elsewhere
             for side in (*first.sides, *use.sides):
                 self.pin(side, why)

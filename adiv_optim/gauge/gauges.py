@@ -1,4 +1,4 @@
-"""Gauges of a model: draw one, apply one, bring a model to the balanced one; and the rules for scales of a step."""
+"""Gauges of a model: draw one, apply one, bring a model to the balanced one; and how a step chooses its scales."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .._checks import check_count, check_not_negative
-from .._device import at_least_float32, local, whole
+from .._device import at_least_float32, local, to_float64, whole
 from .graph import ChannelGraph, Factors
 from .network import network_scales
 from .rz import rz_scaling
@@ -75,14 +75,9 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
     if not bool(log_scales.isfinite().all()):
         raise ValueError("log_scales holds NaN or inf; draw it from random_gauge or network_scales.")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    entries = {**graph.parameters, **graph.buffers}
-    factors = {**graph.factors(log_scales.double()), **graph.factors(log_scales.double(), buffers=True)}
-    if missing := [name for name in factors if name not in tensors]:
-        raise ValueError(
-            f"the graph has {missing[0]!r}, which the model does not; trace the model that it is applied to."
-        )
-    for name in factors:
-        entries[name].check_shape(name, tensors[name])
+    log_scales = to_float64(log_scales)
+    factors = {**graph.factors(log_scales), **graph.factors(log_scales, buffers=True)}
+    graph.check(tensors, factors)
     for name in factors:
         shape, d, e = factors[name].of_shard(tensors[name])
         part = local(tensors[name]).detach().view(shape)
@@ -167,8 +162,8 @@ class LayerGauge(NetworkGauge):
 
     This is the paper's step (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning
     Applications*). Typical weights have |W'| ≈ 1 then, so that learning rates do not carry over: for N(0, σ²) weights
-    divide plain SGD's rate by about 0.28σ². Biases, and whatever is no matrix, take the scales of `NetworkGauge`: by D
-    of one layer they drift.
+    divide plain SGD's rate by about 0.28σ². Biases, and whatever is no matrix, take the scales of `NetworkGauge`: by
+    those of one layer they would drift.
 
     Example:
         >>> LayerGauge()
@@ -187,7 +182,10 @@ class LayerGauge(NetworkGauge):
             # weights may lie outside of float16's range.
             weight = at_least_float32(whole(parameters[name].detach())).view(entry.shape)
             d, e = (factor.to(weight) for factor in factors[name][1:]) if name in factors else weight.new_ones(2)
-            rows, _, columns = rz_scaling((weight / d).div_(e), kernel_dims=len(ones))
+            try:
+                rows, _, columns = rz_scaling((weight / d).div_(e), kernel_dims=len(ones))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
             d, e = d * rows.view(*rows.shape, 1, *ones), e * columns.view(*columns.shape[:-1], 1, -1, *ones)
             factors[name] = Factors(entry.shape, d, e)
         return factors

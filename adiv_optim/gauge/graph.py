@@ -1,6 +1,7 @@
 """The channels of a traced model: which share a scale, and how each parameter moves when they are rescaled."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,9 +36,9 @@ class Entry:
 
     Args:
         shape: to view the tensor in; only a grouped convolution's differs from its own shape.
-        plus: channel indices, broadcastable to `shape`; 0 is the pinned channel, k the free log-scale k − 1.
-        minus: likewise.
-        counted: whether it counts in the network gauge: a weight does, a bias only if its channels have nothing else.
+        plus: channels of its outputs, broadcastable to `shape`; 0 is the pinned one, k has the free log-scale k − 1.
+        minus: channels of its inputs, likewise.
+        counted: whether it counts in the network gauge: a weight does, others if a channel of theirs has no weight.
         power: 2 for a running variance, else 1.
         expected_log_weight: mean of log|w| as PyTorch initialises such a weight: −½ log(fan_in) − 1 for matrices and
             kernels.
@@ -68,13 +69,6 @@ class Entry:
         """Say how many of its channels are free."""
         named = [(side, name) for side, name in zip(self.sides, ("outputs", "inputs"), strict=True) if bool(side.any())]
         return " and ".join(f"{int((side > 0).sum())} of {side.numel()} {name}" for side, name in named) + " free"
-
-    def check_shape(self, name: str, tensor: Tensor) -> None:
-        """Refuse a tensor of another shape than the traced one."""
-        split = len(self.shape) - tensor.dim() + 1  # how many dimensions its first one was split into
-        traced = (math.prod(self.shape[:split]), *self.shape[split:]) if self.shape else ()
-        if tensor.shape != traced:
-            raise ValueError(f"{name!r} has shape {tuple(tensor.shape)}, but was traced with {traced}; trace again.")
 
 
 @dataclass(eq=False)
@@ -115,7 +109,7 @@ class ChannelGraph:
     def factors(self, log_scales: Tensor, *, buffers: bool = False) -> dict[str, Factors]:
         """Return D and E of every parameter that moves.
 
-        In canonical coordinates w is `w.view(shape) / (d * e)`, and its gradient g is `g.view(shape) * d * e`.
+        In balanced coordinates w is `w.view(shape) / (d * e)`, and its gradient g is `g.view(shape) * d * e`.
 
         Args:
             log_scales: (free,), on the device the factors are wanted on.
@@ -145,6 +139,19 @@ class ChannelGraph:
         parts = iter(values.split([shape.numel() for shape in shapes]))
         scales = (next(parts).view(shape) for shape in shapes)
         return {name: Factors(entry.shape, next(scales), next(scales)) for name, entry in moving.items()}
+
+    def check(self, tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
+        """Refuse tensors by name that lack one of the names, or have it in another shape than the traced one."""
+        for name in names:
+            if name not in tensors:
+                raise ValueError(f"the graph has {name!r}, which the model has not; trace this model.")
+            shape, tensor = (self.parameters.get(name) or self.buffers[name]).shape, tensors[name]
+            split = len(shape) - tensor.dim() + 1  # how many dimensions its first one was split into
+            traced = (math.prod(shape[:split]), *shape[split:]) if shape else ()
+            if tensor.shape != traced:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(tensor.shape)}, but was traced with {traced}; trace again."
+                )
 
     def check_log_scales(self, log_scales: Tensor) -> None:
         """Refuse log-scales of another shape than (free,)."""

@@ -13,7 +13,7 @@ from .graph import ChannelGraph, Entry
 
 #: A pass over the weights is the last one if it changes no log-scale by more than this.
 _SMALL_CHANGE = 0.1
-_MAX_PASSES = 5  # the first may find that there are zeros, and no more
+_MAX_PASSES = 5  # the first may detect zeros alone
 #: Of conjugate gradients. The host waits for the device where it checks whether they are done.
 _MAX_ITERATIONS, _ITERATIONS_PER_CHECK = 2000, 4
 #: Weights whose logarithms are taken at once: on a CPU, temporaries within its cache take less time.
@@ -34,8 +34,9 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
 
     Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, so that
     coordinates W' = D⁻¹WE⁻¹, D = exp(s_out), E = exp(−s_in), are blind to the gauge. Biases are not counted. Zero
-    weights are left out: a channel takes its scale from its other weights, and without any it keeps scale 1. Channels
-    that zeros cut off from every pinned one have a scale only relative to each other, of weighted mean 0.
+    weights are left out: a channel takes its scale from its other weights, and without any it keeps that of `start`, or
+    1. Channels that zeros cut off from every pinned one have scales only relative to each other; the weighted mean of
+    their logarithms is that of `start`, or 0.
 
     All processes with a part of a sharded weight call this together, and have the same result. Zeros in such a weight
     are gathered, a byte for each of its elements.
@@ -65,8 +66,7 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
         True
     """
     entries = {name: entry for name, entry in graph.parameters.items() if entry.counted and entry.moves}
-    if missing := [name for name in entries if name not in parameters]:
-        raise ValueError(f"parameters lack {missing[0]!r}, which the graph has; pass dict(model.named_parameters()).")
+    graph.check(parameters, entries)
     devices = {name: parameters[name].device for name in entries}
     device = _device.with_float64(next(iter(devices.values()), torch.device("cpu")))
     if not entries:
@@ -81,7 +81,6 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
     laplacian, entries = graph._cache[key]
     parts = dict[str, tuple[list[Tensor], Tensor]]()  # of this process: channels of both sides, and the weight
     for name, entry in entries.items():
-        entry.check_shape(name, parameters[name])
         shape, sides = local_view(entry.shape, entry.sides, parameters[name])
         parts[name] = sides, _device.local(parameters[name]).detach().view(shape)
     scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)

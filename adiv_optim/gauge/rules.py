@@ -25,7 +25,7 @@ def homogeneous(call: Call) -> Any:
 def identity(call: Call) -> Any:
     """Let scales pass where values stay, maybe elsewhere or in another precision."""
     if isinstance(call.output, Tensor) and not call.output.is_floating_point():
-        return call.pin_all(f"{call.label} is a cast to {call.output.dtype}")
+        return call.pin_all(f"{call.label} gives {call.output.dtype}")
     return call.first if isinstance(call.first, ParameterView) else call.result(call.ids(call.first))
 
 
@@ -65,12 +65,13 @@ def copy(call: Call) -> Any:
 def multiply(call: Call) -> Any:
     """Let the scale of one factor pass where no scale touches the other; a parameter is a learned factor."""
     pair = (call["self"], call["other"])
-    for value, other in (pair, pair[::-1]):
-        is_number = isinstance(value, NUMBERS)
+    both_orders = (pair, pair[::-1])
+    for value, other in both_orders:
         is_mask = isinstance(value, Activation) and not call.channels.find(value.channels).any()
-        if isinstance(other, ParameterView) and call.shape == other.shape and (is_number or is_mask):
+        if isinstance(other, ParameterView) and call.shape == other.shape and (is_mask or isinstance(value, NUMBERS)):
             return other  # as pruned weights
-        if is_number:
+    for value, other in both_orders:
+        if isinstance(value, NUMBERS):
             return call.result(call.ids(other))
         if isinstance(value, ParameterView) and isinstance(other, Activation):
             return layer_rules.multiply_by_parameter(call, other, value)
@@ -85,7 +86,10 @@ def multiply(call: Call) -> Any:
 
 def divide(call: Call) -> Any:
     """Let the scale of the numerator pass; the divisor is pinned."""
-    return call.pin_all() if call["rounding_mode"] is not None else homogeneous(call)
+    if call["rounding_mode"] is not None:
+        return call.pin_all()
+    is_scaled = isinstance(call.first, ParameterView) and isinstance(call["other"], NUMBERS)
+    return call.first if is_scaled else homogeneous(call)
 
 
 def reduce(call: Call) -> Any:
@@ -183,7 +187,7 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
         "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
         "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
         "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d "
-        "upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"
+        "upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"
     ),
     pad: "pad constant_pad_nd",
     reshape: "reshape view _unsafe_view ravel flatten unflatten expand expand_as view_as reshape_as",

@@ -29,7 +29,7 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     GELU, SiLU, softmax, the input of LayerNorm, RMSNorm and GroupNorm. The input of BatchNorm and InstanceNorm is free
     (exactly with a negligible eps only), and each element of a normaliser's γ is a new channel. In attention queries
     and keys are pinned and the values pass. Scales are joined as far as all uses of a tied weight need to move it
-    alike. An operation without a rule pins all that it touches; the graph names it.
+    alike. An operation without a rule pins all that it touches; `Entry.why` names it.
 
     Args:
         model: any module that torch.export can trace, in the mode (training or evaluation) that it will be used in. It
@@ -150,7 +150,7 @@ def _call(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any], c
         arguments |= {**dict(zip(arguments, args, strict=False)), **kwargs}
     else:
         name = str(node.target)
-        arguments = {str(place): value for place, value in enumerate([*args, *kwargs.values()])}
+        arguments = {"args": args, "kwargs": kwargs}
     name = name if name in RULES else name.removesuffix("_")
     label = f"{name} in {path}" if path else name
     shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]

@@ -51,7 +51,7 @@ class ChannelScales(Watching):
             self._addresses, self._overlaps = now, overlaps(self.parameters)
 
     def stacks(self) -> list[Stack]:
-        # A stack for each parameter that has scales and a gradient, which one that was frozen later has too.
+        # A stack for each parameter that has scales and a gradient, as one may have that was frozen since.
         if self.steps % self.gauge.every == 0 or not self._factors:
             self._measure()
         stacks = []
@@ -125,6 +125,8 @@ class ChannelScales(Watching):
             for side, of_side in zip(entry.sides, ("plus", "minus"), strict=True):
                 log_scales[side.to(log_scales.device)] = saved[of_side].to(log_scales)
             self._factors[name] = Factors(entry.shape, saved["d"].clone(), saved["e"].clone())
+        if not self._factors.keys() >= self.gauge.treatments(self.graph).keys():
+            self._factors = {}  # all are measured at the next step
 
 
 class UnitConsistent(Mapped):
@@ -138,12 +140,12 @@ class UnitConsistent(Mapped):
     .. math:: W \leftarrow W - \eta\, D^2 G E^2, \qquad b \leftarrow b - \eta\, D^2 g_b
 
     (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*; biases by the scales of
-    the network's channels; 1 where all weights into and out of one are 0). Two networks that differ by such rescalings
-    of other channels, and only by them, stay so: to rounding, for SGD, momentum, Nesterov, Adam, AdamW and any
-    optimizer whose update needs only p and p.grad. Decoupled and coupled weight decay act on W'. The optimizer's state
-    lives in canonical coordinates. Gradient clipping before the step acts on the plain gradient and breaks the
-    equivalence. Running statistics of BatchNorm are left to the model. In a network of GELU, SiLU or Tanh alone every
-    step is plain; `coverage()` says why.
+    the network's channels; one whose weights are all 0 keeps its last scale, 1 at first). Two networks that differ by
+    such rescalings of other channels, and only by them, stay so: to rounding, for SGD, momentum, Nesterov, Adam, AdamW
+    and any optimizer whose update needs only p and p.grad. Decoupled and coupled weight decay act on W', and the
+    optimizer's state is of W'. Gradient clipping before the step acts on the plain gradient and breaks the equivalence.
+    Running statistics of BatchNorm are left to the model. In a network of GELU, SiLU or Tanh alone every step is plain;
+    `coverage()` says why.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -204,5 +206,6 @@ class UnitConsistent(Mapped):
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = trace(model, example_input)
+        graph.check(dict(model.named_parameters()), graph.parameters)
         skip = skip if isinstance(skip, str) else tuple(skip)
         super().__init__(optimizer, ChannelScales(model, graph, gauge, skip))

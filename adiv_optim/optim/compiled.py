@@ -24,7 +24,7 @@ def new_token(hook: Any) -> int:
 @torch.compiler.allow_in_graph
 def count_in_graph(token: Tensor, input: Tensor) -> None:
     """Let the hook of a token count an input, each time that the graph runs."""
-    # Of a backend that runs the graph as it is, which is no fake tensor; checkpoints keep the token.
+    # A backend that runs the graph as it is gives a real token, which activation checkpoints keep: write to a copy.
     _count_rows(token.clone() if type(token) is Tensor else token, input.detach())
 
 

@@ -1,6 +1,6 @@
 """Second moments of the rows that a layer reads: exponentially weighted sums of x~x~ᵀ, their means and roots.
 
-They are immutable: stacks have the old ones, and a checkpoint may have their tensors.
+They are immutable: a measurement that is cut short leaves the old ones, and a checkpoint may have their tensors.
 """
 
 import copy

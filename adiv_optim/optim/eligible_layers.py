@@ -48,8 +48,8 @@ def eligible_layers(
             continue
         is_frozen = not parameter.requires_grad
         bias: Any = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
-        joins = isinstance(bias, nn.Parameter) and bias.requires_grad != is_frozen and users.get(bias) == modules
-        joins = joins and id(bias) not in twice
+        joins = isinstance(bias, nn.Parameter) and users.get(bias) == modules and id(bias) not in twice
+        joins = joins and bias.requires_grad == parameter.requires_grad
         with_bias = joins and not why_bias_is_plain
         if is_frozen:
             reasons[parameter] = "frozen"

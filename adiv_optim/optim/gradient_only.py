@@ -28,7 +28,7 @@ class GradientOnly(OptimizerWrapper):
 
     The correction is the model's, not the wrapper's: it stays, and so does the gradient of the last backward, when the
     wrapper is deleted. `detach` takes it off; `zero_grad` clears the gradient. A second optimizer on the same model is
-    passed as it is. Where the inner optimizer's step fails, weights are where it left them, as without a wrapper.
+    passed unwrapped. Where the inner optimizer's step fails, weights are where it left them, as without a wrapper.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -76,8 +76,9 @@ class GradientOnly(OptimizerWrapper):
         skip = skip if isinstance(skip, str) else tuple(skip)  # attach refuses a string
         self.model = attach(model, correction, skip=skip, strict=strict)
         self._attach_arguments = {"correction": correction, "skip": skip, "strict": strict}
-        elements = self.coverage().elements
-        outside = sum(size for name, size in elements.items() if name not in dict(self.model.named_parameters()))
+        coverage = self.coverage()
+        elements = coverage.elements
+        outside = sum(elements[name] for name, why in coverage.skipped.items() if why == OUTSIDE)
         if 2 * outside > sum(elements.values()):
             warn(
                 f"GradientOnly: {outside / sum(elements.values()):.1%} of the elements that the optimizer holds are "

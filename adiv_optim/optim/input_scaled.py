@@ -42,7 +42,7 @@ class InputScaled(Mapped):
     and its step is added to the weight as ΔW' / s; the bias takes the plain step. It divides the step of an optimizer
     whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s². So steps move the outputs as far as
     if a normaliser stood before the layer, and the forward pass has none. It is `Proportional` where such optimizers
-    cannot undo it, by layer instead of by row. Where r is at most the floor's 1, as behind normalisers, steps stay as
+    cannot undo it, by layer instead of by row. Where r is at most the floor, 1, as behind normalisers, steps stay as
     they are, bit for bit.
 
     Which layers are treated, when r is measured, and how micro-batches, processes, compilation and checkpoints behave

@@ -19,6 +19,7 @@ from .. import _device, _torch
 from .._device import local, refuse_capture, without_autocast
 from ..functional.patches import patches_of
 from ..rows.layers import Layout
+from ..rows.models import first_argument
 from .compiled import count_in_graph, new_token
 from .covariance import MeanSquare, Sums
 
@@ -43,7 +44,7 @@ class LayerInputs:
         self.groups: tuple[int, ...] = ()
         #: Whether forward passes are counted now, and whether there has been one at all.
         self.armed, self.called = True, False
-        #: Measurements without a row while it had gradients.
+        #: Measurements in succession without a row while it had gradients.
         self.empty_measurements = 0
         #: How often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
         self.failures = self.drops = 0
@@ -92,9 +93,9 @@ class LayerInputs:
 
     def counted(self) -> Sums | None:
         """Return the sums that count at this step; None where there are none, or the gradient has been cleared."""
-        if self.weight.grad is None or self.sums_without_backward is None:
-            return None if self.weight.grad is None else self.arrived
-        return self.sums_without_backward.plus(self.arrived)
+        if self.weight.grad is None:
+            return None
+        return self.sums_without_backward.plus(self.arrived) if self.sums_without_backward else self.arrived
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -111,7 +112,7 @@ class LayerInputs:
             output: of this call; None where it is not known, and the rows count at once.
             bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
         """
-        # functional_call and fully_shard put other weights in its place, to_empty() one with memory; the step tells.
+        # functional_call and fully_shard put other weights in its place, to_empty() one with memory; the step checks.
         present = module._parameters.get("weight")
         weight = self.weight if present is None else present
         is_frozen = not self.weight.requires_grad  # for a while
@@ -139,8 +140,9 @@ class LayerInputs:
         total, dtype = None, _device.wide_dtype(self.weight)  # the model may have been converted
         with without_autocast(rows.device.type):
             patches = patches_of(module, rows)
-            if not patches.kernel and (read := patches.input.shape[-1]) != (wanted := self.covariance.features):
-                raise ValueError(f"{self.name}: input_rows returned rows of {read} numbers; its weight takes {wanted}.")
+            wanted = self.covariance.features * self.covariance.groups // torch.Size(patches.kernel).numel()
+            if (read := patches.input.shape[1]) != wanted:
+                raise ValueError(f"{self.name}: its input has {read} features or channels; its weight takes {wanted}.")
             for sums in self.covariance.sums(patches, dtype, bias_entry):
                 parts = [part.to(self.weight.device) for part in sums.parts]  # which fully_shard may offload
                 total = Sums(parts, sums.rows).plus(total)
@@ -178,7 +180,7 @@ class WaitingSums:
         self.node, self.writes_grad = node, writes_grad
         #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
         self.outer_backward = _torch.backward_pass()
-        #: The layer's count when it was counted.
+        #: The layer's `clear_count` when this was counted last.
         self.clear_count = -1
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> Any:
@@ -284,7 +286,7 @@ class InputHook:
                 "rows the optimizer cannot add up. Use DistributedDataParallel, by torchrun; or one device."
             )
         # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
-        input = args[0] if args else next(iter(kwargs.values()))
+        input = args[0] if args else kwargs[first_argument(module, kwargs)]
         if torch.compiler.is_dynamo_compiling() and type(input) in (Tensor, nn.Parameter):
             # Both are guarded on: between measurements there is another graph, without any of this.
             if layer.armed or not layer.called:

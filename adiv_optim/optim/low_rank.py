@@ -54,7 +54,7 @@ class LowRank(RightFactor):
         self.level, self.vectors, self.weights = level, vectors, weights
         scaled = vectors * weights[..., None, :]
         #: Uᵀ and U diag(s), all rows of U, those of W, and that of b.
-        self.rows = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
+        self.parts = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -65,7 +65,7 @@ class LowRank(RightFactor):
         weight = parts[0]
         if weight.dtype != self.vectors.dtype or weight.device != self.vectors.device:  # the model has been converted
             return LowRank(*(tensor.to(weight) for tensor in self.tensors)).right_multiply(parts, overwrite)
-        (every, every_scaled), (of_weight, scaled), (of_bias, last_scaled) = self.rows
+        (every, every_scaled), (of_weight, scaled), (of_bias, last_scaled) = self.parts
         if len(parts) == 1:
             return [self._outside(weight, weight @ every_scaled, every, overwrite)]
         bias = parts[1]
@@ -95,7 +95,7 @@ def low_rank_inverse_root(trace: Tensor, values: Tensor, vectors: Tensor, ridge:
     size, rank = vectors.shape[-2:]
     level = (((trace - values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
     weights = (values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
-    weights = torch.where(values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
+    weights = torch.where(values > 0, weights, 0.0)  # columns beyond the rank of A, where τ is 0
     finite, *first = _device.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
         raise LinAlgError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
@@ -108,8 +108,8 @@ class LowRankCovariance(Covariance):
     .. math:: S = \tilde X^\top (\tilde X U) + \mathrm{decay} \cdot U \Lambda, \qquad
               U' \Lambda' U'^\top \approx S (U^\top S)^{-1} S^\top
 
-    and A's trace is kept beside them: 4 n d rank multiplications for n rows, and d rank numbers, where A itself takes n
-    d² and d². The part of earlier rows outside of U counts in the trace alone. Remembered of a block are U, UΛ and the
+    and A's trace is kept beside them: 2 n d rank multiplications for n rows, and 2 d rank numbers, where A takes n d²
+    and d². The part of earlier rows outside of U counts in the trace alone. Remembered of a block are U, UΛ and the
     trace; sums are those of S and of the trace. `rank` of each block is less than it has columns; for the other
     arguments see `Covariance`.
     """
@@ -119,6 +119,9 @@ class LowRankCovariance(Covariance):
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, rank: int) -> None:
         self.rank = rank
         super().__init__(module, with_bias, max_dim)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {super().__str__()}"
 
     @property
     def _bases(self) -> list[Tensor]:

@@ -77,9 +77,9 @@ class Mapped(OptimizerWrapper):
         first = next(self.model.parameters())
         refuse_capture(type(self).__name__, "counts its steps", first)
         self.watch.find(self.param_groups)
-        self._steps += 1
         with without_autocast(first.device.type):  # it would round the products
             reason = self._mapped_step(self.watch, step)
+        self._steps += 1
         self.watch.count_step()
         reason = reason or (self.watch.why_inactive() if self._steps == 2 else "")
         if reason and reason not in self._warned:
@@ -99,7 +99,7 @@ class Mapped(OptimizerWrapper):
                 stacks.append(stack)
             else:
                 reason = _HALF_FROZEN
-        first = partial(self._first_step, step) if self._steps == 1 and watch.moves_weights else step
+        first = partial(self._first_step, step) if self._steps == 0 and watch.moves_weights else step
         take_step(stacks, first, decay_factors(self.inner))
         return reason
 

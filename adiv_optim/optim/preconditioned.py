@@ -48,10 +48,10 @@ class Preconditioned(Mapped):
     .. math:: \tilde G' = \tilde G (A + \lambda I)^{-1}, \qquad \tilde G = [G_W, g_b]
 
     and p.grad is the plain gradient again after the step. It is `BatchIdeal` with a memory: micro-batches and processes
-    give exactly the step of the joined batch. Behind plain SGD it is FOOF (Benzing 2022); around Muon it is Newton-Muon
+    give exactly the step of the joined batch. Around plain SGD it is FOOF (Benzing 2022); around Muon it is Newton-Muon
     (arXiv 2604.01472), around AdamW DoPr (arXiv 2606.06418).
 
-    Which layers are treated, when A is measured, and the part of micro-batches, processes, compilation and checkpoints,
+    Which layers are treated, when A is measured, and how micro-batches, processes, compilation and checkpoints behave,
     is as for `Whitened`. Gradient clipping before the step sees the plain gradient. An optimizer that keeps weights in
     its state may be wrapped. Where its step fails, gradients are restored, and weights are where it left them.
 

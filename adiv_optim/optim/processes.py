@@ -23,7 +23,7 @@ def refuse_shards(where: str, layers: Iterable[LayerInputs], group: Group) -> No
                 f"{where}: {layer.name!r} of a {plain_type(layer.modules[0]).__name__} is sharded as "
                 f"{' with its bias as '.join(map(str, placed))}, which is no whole rows of outputs that read one "
                 "input; cut both along dimension 0 by fully_shard alone, which is its default, or name this layer in "
-                "skip, as one must with groups of a convolution or a column for each output."
+                "skip, as one must with groups of a convolution or a transposed weight."
             )
         if mesh is None:
             continue
@@ -37,7 +37,9 @@ def refuse_shards(where: str, layers: Iterable[LayerInputs], group: Group) -> No
 
 def add_up_sums(layers: Sequence[LayerInputs], sums: Sequence[Sums | None], group: Group) -> list[Sums | None]:
     """Add sums up over processes, of all layers that any of them has seen, so that all take part."""
-    every = [layer.covariance.no_sums().plus(here) for layer, here in zip(layers, sums, strict=True)]
+    # On the device of sums of now: the model may have moved.
+    none = [[part.to(each.weight.device) for part in each.covariance.no_sums().parts] for each in layers]
+    every = [Sums(zeros, 0).plus(here) for zeros, here in zip(none, sums, strict=True)]
     counts = torch.tensor([each.rows for each in every], device=layers[0].weight.device)
     add_up([counts], group)
     totals = [Sums(each.parts, rows) if rows else None for each, rows in zip(every, counts.tolist(), strict=True)]

@@ -1,4 +1,4 @@
-"""Inverse roots of symmetric matrices, and the factors made of these."""
+"""Inverse roots of symmetric matrices, and the factors that weights, gradients and steps are multiplied by."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -79,7 +79,7 @@ def by_products(matrix: Tensor, condition: float) -> Tensor | None:
     6.35). A GPU has 12 such steps behind it before cuSOLVER has tridiagonalised the matrix. `condition` is that of
     `inverse_root`; with d it says how many steps there are, for ‖M‖ is Frobenius's.
     """
-    is_rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"  # to ten bits; the older question may raise
+    is_rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"  # to ten bits; to ask allow_tf32 may raise
     work = _device.to_float64(matrix) if is_rounded else matrix
     identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device).expand_as(work)
     norm = torch.linalg.matrix_norm(work, keepdim=True)
@@ -93,14 +93,14 @@ def by_products(matrix: Tensor, condition: float) -> Tensor | None:
 
 
 class RightFactor:
-    """A matrix M that [W, b] is multiplied with from the right, or one for each layer of a stack."""
+    """A matrix M by which [W, b] is multiplied from the right, or one for each layer of a stack; or `Scales`."""
 
     #: M⁻¹, and what M is built from, each with a first dimension for the matrices of a stack.
     inverse: Any
     tensors: Any
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
-        """Return W M of one part, or the columns of [W, b] M of two, those of W and that of b; of +0 it is +0.
+        """Return W M of one part, or the columns of [W, b] M of two, those of W and that of b; +0 stays +0.
 
         They come and go by themselves: joining them would copy W. The result may `overwrite` them.
         """
@@ -126,7 +126,7 @@ class Whole(RightFactor):
         # In one layout wherever it comes from: in another one products round otherwise, and runs resume inexactly.
         self.matrix = matrix.contiguous()
         self.tensors = [self.matrix]
-        #: Its rows that go with W and the one of b, in columns likewise.
+        #: Its four parts: rows that W multiplies and the row that b multiplies, by columns for W and for b.
         ends = slice(-1), slice(-1, None)
         self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
 

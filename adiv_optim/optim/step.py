@@ -113,8 +113,8 @@ class Stack:
             self.is_read = any(id(p) not in decays for p in self.parameters)
             self.keep = [decays.get(id(p), 1.0) for p in self.parameters[: len(joined)]]  # layers share groups
         gradients = [_placed_as(p, p.grad) for p in self.parameters if p.grad is not None]
-        there = [at_least_float32(each) for each in self.join([local(gradient) for gradient in gradients])]
-        mapped = self._times(self.factors, there)
+        joined = [at_least_float32(each) for each in self.join([local(gradient) for gradient in gradients])]
+        mapped = self._times(self.factors, joined)
         for parameter, gradient, new in zip(self.parameters, gradients, self.split(mapped), strict=True):
             parameter.grad = _laid_out_as(gradient, new)
         parts = self._local_parameters()
@@ -185,9 +185,9 @@ class Stack:
 
     def _copy(self, joined: Sequence[Tensor]) -> None:
         pairs = zip(self._local_parameters(), self.split(joined), strict=True) if joined else ()
-        elsewhere = [(part, value) for part, value in pairs if not part.data_ptr() == value.data_ptr() != 0]
+        elsewhere = [(p, value) for p, value in pairs if not p.data_ptr() or p.data_ptr() != value.data_ptr()]
         if elsewhere:
-            torch._foreach_copy_([part for part, _ in elsewhere], [value for _, value in elsewhere])
+            torch._foreach_copy_([p for p, _ in elsewhere], [value for _, value in elsewhere])
 
 
 def take_step(stacks: Sequence[Stack], step: Callable[[], Any], decays: Mapping[int, float]) -> None:

@@ -31,7 +31,6 @@ class Watch(Watching):
 
     Args:
         name: whose errors these are.
-        model: the model.
         change: makes covariances, and factors of them.
         every, decay, process_group, skip: see `Whitened`.
         settings: further arguments of the wrapper, for its repr.
@@ -103,12 +102,12 @@ class Watch(Watching):
         eligible, self.untreated = eligible_layers(
             self.name, self.model, parameters, self.skip, self.change.why_bias_is_plain
         )
-        # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
-        known = {(layer.name, layer.weight, layer.bias is not None, *layer.modules): layer for layer in self.layers}
+        # A layer that has been replaced leaves its record behind under the same name: the parameters tell them apart.
+        known: dict[Any, LayerInputs] = {(old.name, old.weight, old.bias, *old.modules): old for old in self.layers}
         layers = []
         for name, modules, with_bias in eligible:
             weight = modules[0].get_parameter("weight")
-            old = known.get((name, weight, with_bias, *modules))
+            old = known.get((name, weight, modules[0].bias if with_bias else None, *modules))
             if not weight.requires_grad and old is None and weight not in self._expected:
                 continue  # one that has never trained takes no memory
             layers.append(old or LayerInputs(name, modules, with_bias, self.change.covariance(modules[0], with_bias)))
@@ -118,7 +117,7 @@ class Watch(Watching):
         if not layers and not self._signature and not any(why.startswith(SHARED_MEMORY) for why in whys):
             reasons = "; ".join(f"{path} ({why})" for path, why in list(self.untreated.items())[:5])
             raise ValueError(
-                f"{self.name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
+                f"{self.name}: no tensor the optimizer holds is the weight of a layer that it can measure: {reasons}."
             )
         self.layers = layers
 
@@ -184,7 +183,7 @@ class Watch(Watching):
         of_measured_kinds = [layer for layer in self.layers if stacking_key(layer) in kinds]
         factors, failed = self.factorise({layer: averages.get(layer, layer.covariance) for layer in of_measured_kinds})
         errors |= {layer: error for layer, error in failed.items() if layer in averages}
-        is_told = any(layer.failures for layer in self.layers)
+        warned = any(layer.failures for layer in self.layers)
         for layer in self.layers:
             layer.empty_measurements = 0 if layer in seen or layer.weight.grad is None else layer.empty_measurements + 1
             layer.drops += not is_finite.get(layer, True)
@@ -192,7 +191,7 @@ class Watch(Watching):
             layer.drop_all()
             layer.covariance = averages.get(layer, layer.covariance)
             layer.factors = factors.get(layer, layer.factors)
-        if errors and not is_told:
+        if errors and not warned:
             layer, why = next(iter(errors.items()))
             warn(
                 f"{layer.name}: {why}; the layer keeps what was measured before, or takes plain steps. Further "
@@ -212,18 +211,18 @@ class Watch(Watching):
             if average.rows:
                 together.setdefault((stacking_key(layer), average.rows), {})[layer] = average
         factors, errors = dict[LayerInputs, list[RightFactor]](), dict[LayerInputs, LinAlgError]()
-        groups_left = [*together.values()]
-        while groups_left:
-            each = groups_left.pop()
+        left = [*together.values()]
+        while left:
+            each = left.pop()
             try:
                 stacks = self.change.factors(stacked_covariance([*each.values()]))
-                every = zip(*(stack.unstacked(len(each)) for stack in stacks), strict=True)
-                factors |= zip(each, map(list, every), strict=True)
+                by_layer = zip(*(stack.unstacked(len(each)) for stack in stacks), strict=True)
+                factors |= zip(each, map(list, by_layer), strict=True)
             except LinAlgError as error:
                 if len(each) == 1:
                     errors |= dict.fromkeys(each, error)
                 else:  # those that have one get it
-                    groups_left += [{layer: average} for layer, average in each.items()]
+                    left += [{layer: average} for layer, average in each.items()]
         return factors, errors
 
     def count_step(self) -> None:

@@ -97,7 +97,7 @@ class Watching:
             "no layer has seen a row. Build the optimizer from the model as it is now; train with gradients enabled; "
             "name layers in skip whose weights another module uses, as merged adapters are; and wrap the optimizer "
             "before the first call of a model that torch.compile has compiled, or of another of the same classes, "
-            "whose graph has no hooks; or call torch._dynamo.reset() then."
+            "whose graph has no hooks; or call torch._dynamo.reset() before that call."
         )
 
     def remembered(self) -> dict[Tensor, dict[str, Any]]:
@@ -166,7 +166,7 @@ class Watching:
     def split_from(
         self, state_dict: Mapping[str, Any], inner: Optimizer
     ) -> tuple[dict[Tensor, dict[str, Any]], dict[str, Any]]:
-        """Return the entries in a state dict by parameter, and the state dict without them; changes nothing.
+        """Return the entries in a state dict by parameter, and the state dict without them; see `expect`.
 
         Raises:
             ValueError: entries of other settings, or damaged.
@@ -174,7 +174,8 @@ class Watching:
         parameters = {key: parameter for parameter, key in parameters_and_keys(inner, state_dict)}
         rest: dict[str, dict[Any, Any]] = {"state": {}, WITHOUT_STATE: {}}
         every = [(key, entries) for part in rest for key, entries in state_dict.get(part, {}).items()]
-        measured = [parameters[key] for key, e in every if key in parameters and f"{self.prefix}rows" in e]
+        rows = f"{self.prefix}rows"
+        measured = [parameters[key] for key, e in every if key in parameters and rows in wrapper_entries(e)]
         self.expect(measured, inner.param_groups)
         remembered, loaded = self.remembered(), dict[Tensor, dict[str, Any]]()
         for part, others in rest.items():

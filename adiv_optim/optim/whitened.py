@@ -36,11 +36,11 @@ class Whitened(Mapped):
     one that trains has no gradient, or alone has a learning rate of 0, both take the plain step.
 
     A is gathered in forward passes with gradients enabled, without keeping activations, and only before the steps that
-    measure: one in `every`, at irregular places, and more often at first (1, 2, 4, …). Micro-batches add up, and so do
-    the processes of torch.distributed. A row counts once its call's gradient has reached the weight, if step() comes
-    before zero_grad(); a zero_grad(set_to_none=False) of the model's own is not noticed. In graphs of torch.compile,
-    transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, so evaluate under
-    torch.no_grad() there. Build the optimizer from the sharded model, and before a compiled model's
+    measure: one in `every`, at irregular places, and more often at first (steps 1, 2, 3, 5, 9). Micro-batches add up,
+    and so do the processes of torch.distributed. A row counts once its call's gradient has reached the weight, if
+    step() comes before zero_grad(); a zero_grad(set_to_none=False) of the model's own is not noticed. In graphs of
+    torch.compile, transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, so
+    evaluate under torch.no_grad() there. Build the optimizer from the sharded model, and before a compiled model's
     first call, which would not see the hooks.
 
     Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in
@@ -53,7 +53,7 @@ class Whitened(Mapped):
             values give the optimizer as it is, with `graft_norm`. It counts as 10 ε d at least, with d columns and ε of
             the weight's dtype, or float32's: less would let rounding of A into the step.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
-        every: one step in so many measures.
+        every: measure at one step in this many.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
             the optimizer gave it, so that learning rates stay near the optimizer's. The decoupled weight decay of
             torch's optimizers, but for Adafactor's, is no part of that step.
@@ -61,8 +61,8 @@ class Whitened(Mapped):
             eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         process_group: the processes over which A is added up: those that train the same layers on other rows, one
-            stage's of a pipeline. A DeviceMesh of one dimension (mesh["data"]), or a ProcessGroup, with which torch
-            neither copies nor pickles; None is the default group.
+            stage's of a pipeline. A DeviceMesh of one dimension (mesh["data"]), or a ProcessGroup, which torch can
+            neither copy nor pickle; None is the default group.
         skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:

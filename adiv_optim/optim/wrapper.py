@@ -14,9 +14,9 @@ from .._checks import check_dict
 from ..rows.models import Coverage
 from .parameters import WRONG_ORDER
 
-#: How the names begin of entries that wrappers add to the optimizer's in a state dict.
+#: The prefix of the entries that wrappers add to the optimizer's in a state dict.
 OURS = "adiv_optim."
-#: Where a state dict has this of parameters that the optimizer has no state of yet.
+#: The key of a state dict for entries of parameters that the optimizer has no state of yet.
 WITHOUT_STATE = f"{OURS}waiting"
 #: The module whose functions read `state` to save it.
 _CHECKPOINT = "torch.distributed.checkpoint.state_dict"
@@ -76,7 +76,7 @@ class OptimizerWrapper(Optimizer):
         return {"inner": self.inner}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the entries of a copy or a pickle; groups and state, which programs reset so, go to `inner`."""
+        """Take the entries of a copy or a pickle; groups and state, which programs set by it, go to `inner`."""
         inside = {name: value for name, value in state.items() if name in ("param_groups", "state")}
         super().__setstate__({name: value for name, value in state.items() if name not in inside})
         if inside:
@@ -191,5 +191,5 @@ def parameters_and_keys(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> 
 
 
 def wrapper_entries(entries: Any) -> list[str]:
-    """Return the names of the entries that wrappers add, in a parameter's part of a state dict."""
-    return [name for name in entries if isinstance(name, str) and name.startswith(OURS)]
+    """Return the names of the entries that wrappers add, in a parameter's part of a state dict; a number has none."""
+    return [name for name in entries if str(name).startswith(OURS)] if isinstance(entries, Mapping) else []

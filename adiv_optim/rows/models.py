@@ -1,5 +1,6 @@
 """A model's layers and parameters: which are treated, why others are not, and which `skip` names or are refused."""
 
+import inspect
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,13 @@ def bypassed(model: nn.Module) -> dict[nn.Module, str]:
         if plain_type(module) in _BYPASSING  # exact types alone: a subclass may call its layers
         for layer in module.children()
     }
+
+
+def first_argument(layer: nn.Module, kwargs: Collection[str]) -> str:
+    """Return which keyword argument is the first of a layer's forward: subclasses name their input as they like."""
+    if len(kwargs) == 1:
+        return next(iter(kwargs))
+    return next(name for name in [*inspect.signature(layer.forward).parameters, *kwargs] if name in kwargs)
 
 
 def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False) -> set[nn.Module]:

@@ -109,11 +109,17 @@ class Renaming(nn.Linear):
         return scale * super().forward(hidden_states)
 
 
+class PassingOn(nn.Linear):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
 def test_input_by_name_and_no_grad():
-    layer, x = Renaming(3, 2), torch.randn(4, 3, requires_grad=True)
-    uc_backpropagation(layer)
-    layer(scale=1.0, hidden_states=x).sum().backward()
-    assert relative_error(x.grad, torch.ones(4, 2) @ gauge.rz_scaling(layer.weight).canonical) <= EXACT
+    for layer, names in ((Renaming(3, 2), ("scale", "hidden_states")), (PassingOn(3, 2), ("input",))):
+        x = torch.randn(4, 3, requires_grad=True)
+        uc_backpropagation(layer)
+        layer(**{name: x if name != "scale" else 1.0 for name in names}).sum().backward()
+        assert relative_error(x.grad, torch.ones(4, 2) @ gauge.rz_scaling(layer.weight).canonical) <= EXACT
     with torch.no_grad():
         layer.weight[0, 0] = torch.nan  # it has no scales, and without a gradient needs none
         assert not layer(x).requires_grad

@@ -96,6 +96,18 @@ def test_equivalent_networks_follow_one_path(build, shape, rule):
     assert path_deviation(build(), torch.randn(shape), rule) <= 1e-10
 
 
+@pytest.mark.parametrize(
+    "computed", [lambda w, m: m * w, lambda w, m: w * m, lambda w, m: 0.5 * w, lambda w, m: w / 2], ids=range(4)
+)
+def test_masked_and_scaled_weights_keep_the_scales_of_their_channels(computed):
+    def call(model: Model, x: Tensor) -> Tensor:
+        return model.second(F.relu(F.linear(x, computed(model.first.weight, model.mask), model.first.bias)))
+
+    model = Model(call, first=nn.Linear(6, 8), second=nn.Linear(8, 5))
+    model.register_buffer("mask", torch.ones(8, 6).triu())
+    assert gauge.trace(model, torch.randn(4, 6)).parameters["first.weight"].moves
+
+
 def test_pruned_weights_keep_the_scales_of_their_channels():
     model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6)
     prune.l1_unstructured(model[0], "weight", amount=0.3)

@@ -143,17 +143,19 @@ def test_mistakes_are_named_and_change_nothing():
     for found, log_scales, message in (
         (model, torch.zeros(3), r"log_scales has shape \(3,\), but the graph has 23 free channels"),
         (model, torch.full((23,), torch.nan), "log_scales holds NaN or inf"),
-        (nn.Sequential(nn.Linear(6, 8)), torch.zeros(23), "has '2.weight', which the model does not"),
+        (nn.Sequential(nn.Linear(6, 8)), torch.zeros(23), "has '2.weight', which the model has not"),
     ):
         with pytest.raises(ValueError, match=message):
             gauge.apply_gauge(found, graph, log_scales)
-    with pytest.raises(ValueError, match=r"parameters lack '6.weight'"):
+    with pytest.raises(ValueError, match=r"has '6.weight', which the model has not; trace this"):
         gauge.network_scales(graph, {n: p for n, p in weights.items() if n != "6.weight"})
     for value, what in ((torch.nan, "NaN"), (torch.inf, "inf"), (-torch.inf, "inf")):
         broken = weights["2.weight"].clone()
         broken[0, 0], broken[1, 1] = value, 0.0
         with pytest.raises(ValueError, match=f"'2.weight' holds {what}"):
             gauge.network_scales(graph, {**weights, "2.weight": broken})
+    with pytest.raises(ValueError, match="2.weight: .* NaN or inf"):
+        gauge.LayerGauge().factors(graph, {**weights, "2.weight": broken}, torch.zeros(23))
     assert all(torch.equal(p, weights[n]) for n, p in model.named_parameters())
 
 

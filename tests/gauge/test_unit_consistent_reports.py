@@ -94,6 +94,25 @@ def test_less_than_half_is_told_and_half_is_not():
     wrap(frozen)  # what does not train is no part of the share
 
 
+def test_a_graph_of_another_model_is_refused():
+    graph = gauge.trace(mlp(), torch.ones(2, 6))
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), *mlp()[1:])
+    with pytest.raises(ValueError, match=r"the graph has '0.bias', which the model has not; trace this model"):
+        UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, graph=graph)
+
+
+def test_a_checkpoint_that_lacks_a_parameter_has_all_measured_at_the_next_step():
+    model = mlp()
+    optimizer = wrap(model, gauge=gauge.NetworkGauge(every=10))
+    step(model, optimizer)
+    saved = optimizer.state_dict()
+    saved["state"][0] = {name: value for name, value in saved["state"][0].items() if "adiv" not in name}
+    with pytest.warns(UserWarning, match="nothing of what it remembers of 1 of"):
+        optimizer.load_state_dict(saved)
+    step(model, optimizer)
+    assert measured(optimizer)["UnitConsistent/measurements"] == 2
+
+
 def test_layer_gauge_treats_weights_whose_scales_are_pinned():
     coverage = wrap(mlp(nn.Tanh), gauge=gauge.LayerGauge()).coverage()
     assert coverage.treated == dict.fromkeys(["0.weight", "2.weight", "4.weight"], "layer gauge")

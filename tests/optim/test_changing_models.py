@@ -46,6 +46,17 @@ def test_a_pass_in_inference_mode_is_not_counted_even_with_gradients_enabled(wra
     assert rows_counted(optimizer) == {"0.weight": 8, "2.weight": 8}
 
 
+def test_a_bias_that_takes_the_place_of_another_is_treated():
+    model = network()
+    optimizer = Whitened(sgd(model), model, every=1)
+    stepped(model, optimizer, inputs(0))
+    model[0].bias = nn.Parameter(torch.zeros(model[0].out_features))
+    optimizer.add_param_group({"params": [model[0].bias]})
+    stepped(model, optimizer, inputs(1, rows=9))
+    assert rows_counted(optimizer)["0.weight"] == 9
+    assert optimizer.coverage().treated["0.bias"] == "whitened, with its weight"
+
+
 @each_by_inputs
 def test_a_skipped_module_may_go(wrapper):
     model = network()

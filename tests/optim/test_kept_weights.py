@@ -84,10 +84,10 @@ def test_copies_that_the_first_step_makes_are_refused_then_and_nothing_moves(kin
     optimizer = BY_CLASS[wrap](kind(model.parameters()), model)
     model(30 * inputs(0)).square().sum().backward()
     before, gradients = weights(model), [p.grad.clone() for p in model.parameters()]
-    with pytest.raises(
-        ValueError, match=rf"^{wrap} around {kind.__name__}, whose state holds .* \((slow_weights|ax)\)"
-    ):
-        optimizer.step()
+    message = rf"^{wrap} around {kind.__name__}, whose state holds .* \((slow_weights|ax)\)"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            optimizer.step()
     treated = optimizer.coverage().treated
     assert treated
     for (name, p), weight, gradient in zip(model.named_parameters(), before, gradients, strict=True):

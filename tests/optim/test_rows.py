@@ -51,8 +51,8 @@ class Columns(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(3, 4))
 
-    def forward(self, input: Tensor) -> Tensor:
-        return input @ self.weight.T
+    def forward(self, input: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * input @ self.weight.T
 
     def input_rows(self, input: Tensor) -> Tensor:
         return input
@@ -61,7 +61,7 @@ class Columns(nn.Module):
 def test_a_layer_with_rows_needs_no_bias():
     layer, x = Columns(), torch.randn(7, 4)
     optimizer = Whitened(sgd(layer), layer, graft_norm=False)
-    backward(layer, x)
+    layer(scale=2.0, input=x).square().sum().backward()  # in another order than that of its forward
     optimizer.step()
     assert relative_error(covariance_of(optimizer, layer), x.T @ x / 7) <= 1e-12
 
@@ -86,7 +86,7 @@ def test_rows_of_another_width_are_refused():
     layer = Columns()
     layer.input_rows = lambda input: input[:, :-1]
     optimizer = Whitened(sgd(layer), layer)
-    with pytest.raises(ValueError, match="weight: input_rows returned rows of 3 numbers; its weight takes 4"):
+    with pytest.raises(ValueError, match="weight: its input has 3 features or channels; its weight takes 4"):
         backward(layer, torch.randn(7, 4))
     del optimizer
 

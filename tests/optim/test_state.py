@@ -103,6 +103,14 @@ def test_moments_move_to_a_new_parameter_of_a_chain():
     assert same(*ends)
 
 
+@each_wrapper
+def test_a_number_that_an_optimizer_keeps_beside_its_parameters_is_loaded(wrap: Wrapper):
+    _, optimizer = wrapped(wrap)
+    optimizer.state["evaluations"] = 3
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.state["evaluations"] == 3
+
+
 def test_a_chain_refuses_the_state_of_a_parameter_that_none_of_its_groups_holds():
     optimizer = chain(network())
     with pytest.raises(KeyError, match=r"no group of its optimizers holds the parameter of shape \(2,\)"):
