@@ -32,7 +32,7 @@ def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Opt
         return model_copy, None
     twin: Optimizer = copy.deepcopy(optimizer, memo)
     _copy_attributes(optimizer, twin, memo)
-    twin.zero_grad()  # else a memory of rows would count those of micro-batches that are under way
+    twin.zero_grad()  # else remembered rows of unfinished micro-batches would count
     return model_copy, twin
 
 
@@ -57,7 +57,7 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
         )
     if isinstance(optimizer, (LBFGS, GaussNewton)):
         name = type(optimizer).__name__
-        raise TypeError(f"{name} evaluates the loss many times within a step, which has no learning rate; pass None.")
+        raise TypeError(f"{name} evaluates the loss many times within a step; pass None.")
     check_same_parameters("divergence", optimizer, model)
 
 

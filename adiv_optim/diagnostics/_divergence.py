@@ -59,8 +59,8 @@ def divergence(
 
     Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, torch's
     random generators and training mode stay as they are, bit for bit. Forward hooks of the model run, hooks of the
-    optimizer do not. The cost is that of the copies, of one training step (two if a correction is attached) and of
-    the rows measured.
+    optimizer do not. The cost is that of the copies, of one training step (its pass taken twice if a correction is
+    attached) and of the rows measured.
 
     Args:
         model: in the mode it is to be measured in.
@@ -204,7 +204,7 @@ def _measure(
 def _why_unmeasured(module: nn.Module) -> str | None:
     if any(isinstance(inside, Corrected) for inside in module.modules() if inside is not module):
         return "layers inside it have a correction: name those"
-    if why := why_mixed(module):
+    if why := why_mixed(*module.modules()):
         return why
     if has_closed_form(module) and not isinstance(module._parameters.get("weight"), nn.Parameter):
         return "a hook computes its weight before every call; use torch.nn.utils.parametrizations instead"

@@ -20,7 +20,7 @@ from ..rows.layers import Corrected, Layout, why_unknown_rows
 
 #: The contributions of single rows to a layer's gradient that are in memory at once hold at most so many numbers.
 CONTRIBUTION_NUMBERS = 2**22
-#: The output gradients by which a rule is asked for contributions at once hold at most so many numbers.
+#: Unit output gradients that go through a rule at once hold at most so many numbers.
 UNIT_NUMBERS = 2**22
 
 
@@ -38,7 +38,7 @@ class MeasuredRows(NamedTuple):
 def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
     """Return at most `wanted` indices below `total`, evenly spaced from 0 on, the same every time."""
     count = min(total, max(1, wanted))
-    return torch.arange(count, device=device) * total // max(count, 1)
+    return torch.arange(count, device=device) * total // count
 
 
 def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
@@ -47,7 +47,7 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     .. math:: o_k = -J_k J_k^\top g_k, \qquad \gamma_k = |J_k^\top g_k|^2 / |g_k|^2, \qquad
               \Delta z_k / \eta = J_k \Delta\theta / \eta
 
-    with two passes forward and two backward per measured row under vmap. The layer treats the samples of its inputs,
+    with two passes forward and three backward per measured row under vmap. The layer treats the samples of its inputs,
     their first dimension, separately; `step` holds Δθ/η by parameter.
     """
     inputs, grad_output = batched(layer, *call)
@@ -79,14 +79,14 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     at_once = max(1, CONTRIBUTION_NUMBERS // sum(p.numel() for p in trained.values()))
     per_row = vmap(own_part, randomness="different", chunk_size=at_once)
     gains, own_movement = per_row(place, direction, *(tensor[sample] for tensor in inputs))
-    measured_samples, number = sample.unique(return_inverse=True)
+    measured_samples, which = sample.unique(return_inverse=True)
     their_inputs = tuple(tensor[measured_samples] for tensor in inputs)
     tangent = {name: step[name].to(p.dtype) for name, p in trained.items()}
     movement = jvp(lambda trained: as_rows(layer, run(trained, *their_inputs)), trained, tangent)
     measured = MeasuredRows(
         row_index=index,
         grad=grad,
-        movement=widest(movement[group, number * per_sample + position]),
+        movement=widest(movement[group, which * per_sample + position]),
         own_movement=-length.unsqueeze(-1) * widest(own_movement),
         own_gains=widest(torch.stack([gains[name] for name in step], -1)),
         squared_norm=_input_norms(layer, inputs, grad_output, sample, index),
@@ -94,10 +94,12 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     return measured, groups * count
 
 
-def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, sample: Tensor, index: Tensor) -> Tensor:
+def _input_norms(
+    layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor, sample: Tensor, index: Tensor
+) -> Tensor:
     # A convolution's last dimension is a position, so equal leading dimensions prove nothing.
     by_row = not isinstance(layer, _ConvNd) and len(inputs) == 1 and inputs[0].dim() > 1
-    if by_row and inputs[0].shape[:-1] == output.shape[:-1]:
+    if by_row and inputs[0].shape[:-1] == grad_output.shape[:-1]:
         return widest(inputs[0]).square().sum(-1).flatten()[index]
     by_input = [widest(tensor[sample]).reshape(len(sample), -1).square().sum(-1) for tensor in inputs]
     return torch.stack(by_input).sum(0)

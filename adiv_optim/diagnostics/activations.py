@@ -13,7 +13,7 @@ Activation = Callable[[Tensor], Tensor]
 
 #: Beyond this the normal density is below the least normal number of float64.
 EDGE = 38
-#: The largest relative error of a moment that one panel may leave unhalved, and that all may together.
+#: Above these relative errors of a moment a panel is halved, and the moments are refused.
 PANEL_ERROR, TOTAL_ERROR = 1e-14, 1e-7
 MAX_PANELS, MAX_HALVINGS = 2**14, 60
 

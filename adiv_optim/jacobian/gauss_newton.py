@@ -20,13 +20,13 @@ MAX_DAMPING = 1e6  # A step is then along the gradient.
 MIN_ROOT_EPS = 64  # The least root of the damping in ε of the dtype: smaller singular values are rounding.
 LONG_STEP = 0.25  # After a step length of at least this the damping is divided by 10,
 SHORT_STEP, RISE = 0.0625, 3  # and multiplied by `RISE` after one of at most `SHORT_STEP`.
-OVERFITTED = 2.0  # A loss above this multiple of the last: the last step overfitted its points, changed since.
+OVERFITTED = 2.0  # A loss above this multiple of the last: the last step overfitted its own points.
 TRIAL_LENGTH = 0.1  # h, the finite-difference step of the acceleration; 0.1 in Transtrum and Sethna 2012.
 MAX_HALVINGS = 30  # of a step length
 
 
 class _Candidate(NamedTuple):
-    """Parameters to step to, and the loss there; those of before have a step length of 0."""
+    """Parameters to step to, and the loss there; at the start the step length is 0."""
 
     loss: Tensor
     alpha: float
@@ -103,7 +103,7 @@ class GaussNewton(Optimizer):
         check_not_negative("GaussNewton", damping=damping)
         check_count("GaussNewton", **without_none(chunk_size=chunk_size))
         refuse_lazy("GaussNewton", network)
-        trained = _trained_together(network)
+        trained = _checked_parameters(network)
         self.network, self.chunk_size, self._metrics = network, chunk_size, dict[str, float]()
         super().__init__(list(trained.values()), {"damping": damping, "last_loss": math.inf})
 
@@ -124,13 +124,13 @@ class GaussNewton(Optimizer):
             ValueError: a module mixes samples, drops inputs or has a correction attached, the tensors of a term are
                 empty or differ in length, or at the first step a residual uses another tensor that requires gradients.
             MemoryError: the step needs more memory than is free.
-            RuntimeError: autocast is on, the loss or its Jacobian is not finite, or parameters were frozen, freed or
-                replaced since the optimizer was built.
+            RuntimeError: autocast is on, the loss or its Jacobian is not finite, or parameters were frozen, unfrozen
+                or replaced since the optimizer was built.
         """
         (group,) = self.param_groups
         check_not_negative("GaussNewton.step", damping=group["damping"])
         self._check_network()
-        parameters = _trained_together(self.network)
+        parameters = _checked_parameters(self.network)
         before = {name: parameter.detach() for name, parameter in parameters.items()}
         evaluated = Terms(self.network, terms, "GaussNewton.step")
         residuals = evaluated.evaluate(before, refuse_outside=not self._metrics)  # at the first step
@@ -163,11 +163,13 @@ class GaussNewton(Optimizer):
         named = self.network.named_parameters()
         if changed := [name for name, p in named if p.requires_grad != (id(p) in group)]:
             raise RuntimeError(
-                f"GaussNewton.step: {', '.join(changed[:4])}: frozen, freed or replaced since the optimizer was built; "
-                "build another."
+                f"GaussNewton.step: {', '.join(changed[:4])}: frozen, unfrozen or replaced since the optimizer was "
+                "built; build another."
             )
         if torch.is_autocast_enabled(self.param_groups[0]["params"][0].device.type):
-            raise RuntimeError("GaussNewton.step: autocast is on; small types cannot solve for the step. Turn it off.")
+            raise RuntimeError(
+                "GaussNewton.step: autocast is on; its precision cannot solve for the step. Turn it off."
+            )
         refuse_attached("GaussNewton.step", self.network, DETACH_FIRST)
         for path, module in self.network.named_modules():
             where = f"GaussNewton.step: {path or 'the network'}"
@@ -187,7 +189,7 @@ class GaussNewton(Optimizer):
 
     def coverage(self) -> Coverage:
         """List every trainable parameter: all are stepped together."""
-        sizes = {name: parameter.numel() for name, parameter in _trained_together(self.network).items()}
+        sizes = {name: parameter.numel() for name, parameter in _checked_parameters(self.network).items()}
         return Coverage(dict.fromkeys(sizes, "stepped with all others, by the Jacobian of the network"), elements=sizes)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -272,7 +274,7 @@ def _minus(parameters: Parameters, step: Tensor) -> Parameters:
     return {name: p - part.view_as(p) for (name, p), part in zip(parameters.items(), parts, strict=True)}
 
 
-def _trained_together(network: nn.Module) -> dict[str, nn.Parameter]:
+def _checked_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters, if they can be stepped on together."""
     trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     if not trained:
@@ -287,5 +289,7 @@ def _trained_together(network: nn.Module) -> dict[str, nn.Parameter]:
         )
     if sharded := [name for name, parameter in trained.items() if type(parameter.data) is not Tensor]:
         kind = type(trained[sharded[0]].data).__name__
-        raise TypeError(f"GaussNewton: {sharded[0]} is a {kind}; a Jacobian of sharded parameters is not supported.")
+        raise TypeError(
+            f"GaussNewton: {sharded[0]} is a {kind}; sharded ones and other subclasses of Tensor are not supported."
+        )
     return trained

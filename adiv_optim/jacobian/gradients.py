@@ -41,8 +41,8 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         {'weight': (5, 2, 2, 3), 'bias': (5, 2, 2)}
     """
     refuse_attached("layer_jacobians", layer, DETACH_FIRST)
-    if why := why_mixed(layer):
-        raise ValueError(f"{why}; they have no Jacobian each.")
+    if why := why_mixed(*layer.modules()):
+        raise ValueError(f"{why}; none has a Jacobian of its own.")
     trained, run = pure(layer)
     if not trained:
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
@@ -119,11 +119,11 @@ def corrected_gradients(
     recorded = differentiate(model, Batch(loss_fn, inputs, targets), chosen, freeze_layers=True)
     gradients = recorded.gradients
     for path, layer in chosen.items():
-        unseen = [name for p in layer.parameters(recurse=False) if (name := names.get(id(p))) in gradients]
+        unseen = [name for p in layer.parameters() if (name := names.get(id(p))) in gradients]
         if unseen and path not in recorded.calls:
             unseen_by = f"corrected_gradients: {unseen[0]} has a gradient, and no call of {label(path)} was seen"
             if layers is not None:
-                raise ValueError(f"{unseen_by}, whose weight another module uses; name that one.")
+                raise ValueError(f"{unseen_by}, whose parameters others use; name those.")
             warn(f"{unseen_by}: it stays plain; see `layers`.")
     for path, calls in recorded.calls.items():
         layer = chosen[path]
@@ -132,7 +132,7 @@ def corrected_gradients(
                 by_parameter = _call_gradients(path, layer, call, correction, chunk_size)
             for local_name, gradient in by_parameter.items():
                 name = names[id(layer.get_parameter(local_name))]
-                gradients[name] = gradients[name] + gradient if name in gradients else gradient
+                gradients[name] = gradient + gradients[name] if name in gradients else gradient  # a sparse one last
     return gradients
 
 
@@ -179,8 +179,10 @@ def backward(
 
 def _check_layers(chosen: Mapping[str, nn.Module]) -> None:
     for path, layer in chosen.items():
-        if why := why_mixed(layer):
-            raise ValueError(f"{label(path)}: {why}; they have no Jacobian each: leave it out of `layers`.")
+        if why := why_mixed(*layer.modules()):
+            raise ValueError(f"{label(path)}: {why}; none has a Jacobian of its own: leave it out of `layers`.")
+        if not any(parameter.requires_grad for parameter in layer.parameters()):
+            raise ValueError(f"{label(path)} has no trainable parameter; leave it out of `layers`.")
         below = {id(module) for module in layer.modules() if module is not layer}
         for other, module in chosen.items():
             if id(module) in below:
@@ -201,7 +203,7 @@ def _call_gradients(
         part = slice(start, start + chunk)
         jacobians = layer_jacobians(layer, *(tensor[part] for tensor in inputs), chunk_size=chunk_size)
         rows = _JacobianRows(
-            {name: as_rows(layer, at_least_float32(j), trained[name].dim()) for name, j in jacobians.items()},
+            {name: as_rows(layer, at_least_float32(j), trained[name].shape) for name, j in jacobians.items()},
             as_rows(layer, at_least_float32(grad_output[part].detach())),
             f"{label(path)} ({type(layer).__name__})",
         )

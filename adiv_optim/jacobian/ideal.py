@@ -58,7 +58,7 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     if not trained:
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    with torch.enable_grad(), same_randomness(module):  # without gradients an LSTM keeps too little
+    with torch.enable_grad(), same_randomness(module):  # without gradients an LSTM saves too little for a backward pass
         output, pull_back = vjp(lambda trained: run(trained, *arguments), trained)[:2]  # without has_aux there are two
     if not isinstance(output, Tensor):
         raise TypeError(f"ideal_update: {type(module).__name__} returned {type(output).__name__}; it takes one tensor.")

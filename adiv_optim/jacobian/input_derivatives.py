@@ -72,9 +72,13 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
         raise TypeError("derivatives: torch.func cannot differentiate TorchScript; pass the module that was scripted.")
     if (layers := _known_layers(model)) is not None:
         return _carried_forward(layers, x)
-    along = vmap(lambda direction: _twice_along(model, x, direction), out_dims=-1)
+
+    def function(x: Tensor) -> Tensor:
+        return model(x.clone())  # a model in place writes here
+
+    along = vmap(lambda direction: _twice_along(function, x, direction), out_dims=-1)
     with WrittenOut():
-        return Derivatives(model(x), *along(torch.eye(len(x), dtype=x.dtype, device=x.device)))
+        return Derivatives(function(x), *along(torch.eye(len(x), dtype=x.dtype, device=x.device)))
 
 
 def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -88,7 +92,7 @@ def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         A tensor of the output's shape.
 
     Raises:
-        ValueError: x is not one point.
+        ValueError, TypeError: as `derivatives`.
 
     Example:
         >>> import torch

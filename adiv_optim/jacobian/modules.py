@@ -1,6 +1,7 @@
 """Modules as functions of their parameters, and the layers whose outputs have rows."""
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -22,7 +23,7 @@ Parameters = dict[str, Tensor]
 DETACH_FIRST = "its backward is not its derivative. Call adiv_optim.detach(model) first"
 
 #: Layers of torch.nn that keep the plain gradient unless they are named; `attach` leaves them alone too.
-#: Batch normalisers in training are refused even then: their samples have no Jacobian each.
+#: Those that mix samples are refused even then, and recurrent layers, which return a tuple.
 PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
     _NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Embedding, nn.EmbeddingBag, nn.PReLU, nn.RNNBase,
 )  # fmt: skip
@@ -145,11 +146,14 @@ def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[
         owners = {path: module for path, module in modules.items() if trainable(module)}
         left_out = {path: reason for path, module in owners.items() if (reason := _why_left_out(module))}
         return {path: module for path, module in owners.items() if path not in left_out}, left_out
-    chosen = list(layers)
-    for path in chosen:
-        if path not in modules:
+    chosen, first_paths = dict[str, nn.Module](), {module: path for path, module in modules.items()}
+    every = dict(model.named_modules(remove_duplicate=False))  # a shared one stands at several
+    for path in layers:
+        module = every.get(path)
+        if module not in first_paths:
             raise no_such_module("layers", path, modules)
-    return {path: modules[path] for path in chosen}, {}
+        chosen[first_paths[module]] = module
+    return chosen, {}
 
 
 def _why_left_out(module: nn.Module) -> str | None:
@@ -160,37 +164,36 @@ def _why_left_out(module: nn.Module) -> str | None:
     return None
 
 
-def why_mixed(module: nn.Module) -> str | None:
-    """Return why the samples of a module's input have no Jacobian each, if so."""
-    if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-        return f"{type(module).__name__} mixes the samples of a batch"
+def why_mixed(*modules: nn.Module) -> str | None:
+    """Return why the samples of an input of these modules have no Jacobian each, if so."""
+    for module in modules:
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            return f"{type(module).__name__} mixes the samples of a batch"
     return None
 
 
 def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return a call in the layer's precision at least, and with a dimension for samples.
 
-    Inputs within autocast may lack the first; convolutions and linear layers may be called without the second.
+    Within autocast inputs may have less precision; convolutions and linear layers may be called without that dimension.
     """
     dtype = next(layer.parameters()).dtype
     inputs = tuple(
         each.to(torch.promote_types(each.dtype, dtype)) if each.is_floating_point() else each for each in inputs
     )
-    if isinstance(layer, _ConvNd):
-        unbatched = inputs[0].dim() == len(layer.kernel_size) + 1
-    else:
-        unbatched = isinstance(layer, nn.Linear) and inputs[0].dim() == 1
+    kernel = layer.kernel_size if isinstance(layer, _ConvNd) else ()
+    unbatched = isinstance(layer, (nn.Linear, _ConvNd)) and inputs[0].dim() == len(kernel) + 1
     return ((inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)) if unbatched else (inputs, grad_output)
 
 
-def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:
+def as_rows(layer: nn.Module, tensor: Tensor, parameter: Sequence[int] | None = None) -> Tensor:
     """Reshape (samples, *output, *parameter) to (groups, rows, features, parameter size), the last if there is one."""
-    output_dims, groups = tensor.dim() - parameter_dims, 1
+    output_dims, groups = tensor.dim() - len(parameter or ()), 1
     if isinstance(layer, _ConvNd):
         groups = layer.groups  # as many layers side by side, each with its rows
         tensor = tensor.movedim(1, output_dims - 1)
     elif output_dims == 1:
         tensor, output_dims = tensor.unsqueeze(1), 2
-    if parameter_dims:
-        tensor = tensor.flatten(output_dims)
+    if parameter is not None:
+        tensor = tensor.reshape(*tensor.shape[:output_dims], math.prod(parameter))
     return tensor.flatten(0, output_dims - 2).unflatten(1, (groups, -1)).movedim(1, 0)

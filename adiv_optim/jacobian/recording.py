@@ -46,14 +46,15 @@ def differentiate(model: nn.Module, batch: Batch, layers: dict[str, nn.Module], 
     """
     recorder = _Recorder(layers, freeze_layers)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    keywords = batch.inputs if isinstance(batch.inputs, Mapping) else {}
-    arguments = () if keywords else batch.inputs if isinstance(batch.inputs, tuple) else (batch.inputs,)
+    is_named = isinstance(batch.inputs, Mapping)
+    keywords, unnamed = (batch.inputs, ()) if is_named else ({}, batch.inputs)
+    arguments = unnamed if isinstance(unnamed, tuple) else (unnamed,)
     # A graph that torch.compile has made before does not call these hooks.
     with torch.enable_grad(), recorder.hooks(), torch.compiler.set_stance("force_eager"):
         output = model(*map(copied, arguments), **{name: copied(value) for name, value in keywords.items()})
         for path, reason in recorder.refused.items() if freeze_layers else ():
             name = f"{label(path)} ({type(layers[path]).__name__})"
-            raise ValueError(f"{name} has no Jacobian: {reason}; leave it out of `layers`.")
+            raise ValueError(f"{name} has no Jacobian: {reason}; name other `layers`.")
         loss = _checked_loss(batch.loss_fn(output, batch.targets))
         recorded = list(recorder.calls)
         outputs = [output for *_, output in recorded]

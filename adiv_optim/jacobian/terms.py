@@ -40,7 +40,7 @@ class _Residual(nn.Module):
                 "for all by torch.func.vmap. Derivatives by a point come from jacobian.derivatives, laplacian or "
                 "torch.func, not from torch.autograd.grad. Points have the dtype of the parameters; a branch is a "
                 "torch.where, an index a torch.gather or a one-hot row made before the step; random numbers are drawn "
-                "before it, and .eval() ends dropout. A norm of what the network returns is a root written out."
+                "before it, and .eval() ends dropout. Write norms of what the network returns as square roots."
             )
             raise
 

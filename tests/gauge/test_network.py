@@ -154,7 +154,7 @@ def test_mistakes_are_named_and_change_nothing():
         broken[0, 0], broken[1, 1] = value, 0.0
         with pytest.raises(ValueError, match=f"'2.weight' holds {what}"):
             gauge.network_scales(graph, {**weights, "2.weight": broken})
-    with pytest.raises(ValueError, match="2.weight: .* NaN or inf"):
+    with pytest.raises(ValueError, match=r"2.weight: .* NaN or inf"):
         gauge.LayerGauge().factors(graph, {**weights, "2.weight": broken}, torch.zeros(23))
     assert all(torch.equal(p, weights[n]) for n, p in model.named_parameters())
 

@@ -71,6 +71,9 @@ def test_activations_in_place_are_as_others(kind):
 def test_a_function_around_a_network_is_differentiated():
     model = network(nn.Tanh())
     assert difference(lambda x: x.prod() * model(x), torch.randn(2)) < 1e-12
+    point = torch.randn(2)
+    in_place, wanted = derivatives(lambda x: model(x.mul_(2)), point), by_hessian(lambda x: model(2 * x), point)
+    assert all(torch.allclose(part, other, atol=1e-12) for part, other in zip(in_place, wanted, strict=True))
 
 
 def test_a_layer_with_a_forward_or_a_hook_of_its_own_runs_that():

@@ -94,7 +94,7 @@ class Shard(torch.Tensor):
     (lambda: 3, TypeError, "network must be a torch.nn.Module, found int"),
     (lambda: nn.Linear(2, 2).requires_grad_(False), ValueError, "no trainable parameter"),
     (lambda: nn.LazyLinear(2), ValueError, "has no shape yet"),
-    (lambda: nn.ParameterList([nn.Parameter(torch.ones(2).as_subclass(Shard))]), TypeError, "0 is a Shard; .* sharded"),
+    (lambda: nn.ParameterList([nn.Parameter(torch.ones(2).as_subclass(Shard))]), TypeError, "0 is a Shard; sharded"),
     (lambda: nn.Linear(2, 2, dtype=torch.complex128), TypeError, "are torch.complex128 on cpu"),
     (lambda: nn.Sequential(nn.Linear(2, 2).float(), nn.Linear(2, 2)), TypeError, r"Call network.double\(\)"),
 ])  # fmt: skip
@@ -157,7 +157,7 @@ def test_parameters_that_are_no_longer_those_of_the_group_are_refused(change, fr
     model[0].requires_grad_(not frozen)
     optimizer = GaussNewton(model)
     change(model)
-    with pytest.raises(RuntimeError, match=r"0.weight.*: frozen, freed or replaced .*; build another"):
+    with pytest.raises(RuntimeError, match=r"0.weight.*: frozen, unfrozen or replaced .*; build another"):
         optimizer.step(equation())
 
 

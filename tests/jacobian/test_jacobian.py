@@ -21,9 +21,9 @@ def bilinear(model, x, y):
     return torch.einsum("bl,olr,br->bo", x, model.bilinear, y) + x @ model.weight.mT + model.bias
 
 
-def tied():
+def tied(sparse=False):
     """An embedding whose table is the head's weight."""
-    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 7, bias=False))
+    model = nn.Sequential(nn.Embedding(7, 4, sparse=sparse), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 7, bias=False))
     model[3].weight = model[0].weight
     return model
 
@@ -56,6 +56,7 @@ MODELS = {
         lambda: torch.randn(5, 4, dtype=torch.float64),
     ),
     "tied": (tied, lambda: torch.randint(7, (5,))),
+    "tied-sparse": (lambda: tied(sparse=True), lambda: torch.randint(7, (5,))),
 }
 each_model = pytest.mark.parametrize(("build", "make_input"), MODELS.values(), ids=MODELS)
 
@@ -142,6 +143,22 @@ def test_a_norm_can_be_corrected_if_it_is_named_and_other_layers_are_plain_then(
     assert relative_error(found["0.weight"], scale * plain["0.weight"]) <= EXACT
     assert relative_error(found["0.bias"], scale * plain["0.bias"]) <= EXACT
     assert all(relative_error(found[name], plain[name]) <= EXACT for name in ("1.weight", "1.bias"))
+
+
+def test_a_parameter_of_no_dimensions_has_a_gradient():
+    model = Model(lambda model, x: model.gain * x, gain=nn.Parameter(torch.tensor(2.0, dtype=torch.float64)))
+    x = torch.randn(5, 4, dtype=torch.float64)
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, None)["gain"]
+    assert relative_error(found, fast_gradients(model, x, None)[0]["gain"]) <= EXACT
+    f = x.square().mean(-1, keepdim=True)  # tr(JJᵀ) / m
+    wanted = ((2 * x - 0.5) * 2 / x.numel() * x / f).sum()
+    assert relative_error(jacobian.corrected_gradients(model, squares, x, 0.5, Proportional())["gain"], wanted) <= EXACT
+
+
+def test_a_layer_at_two_places_goes_by_either_path():
+    model, x = shared(), torch.randn(5, 4)
+    first, second = (jacobian.corrected_gradients(model, squares, x, 0.5, Proportional(), layers=[p]) for p in "02")
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_an_empty_batch_has_gradients_of_zeros():

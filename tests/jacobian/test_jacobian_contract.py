@@ -139,6 +139,15 @@ ERRORS = {
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {"layers": ["1"]},
         ValueError, "layer '1': BatchNorm1d mixes the samples",
     ),
+    "batch-norm-in-a-layer": (
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), {"layers": ["0"]},
+        ValueError, "layer '0': BatchNorm1d mixes the samples",
+    ),
+    "nothing-to-train": (mlp, {"layers": ["1"]}, ValueError, "layer '1' has no trainable parameter; leave it out"),
+    "never-called": (
+        lambda: Model(lambda model, x: model.blocks[0](x), blocks=nn.ModuleList([nn.Linear(4, 2)])),
+        {"layers": ["blocks"]}, ValueError, "blocks.0.weight has a gradient, and no call of layer 'blocks' was seen",
+    ),
     "layer-in-a-layer": (
         lambda: nn.Sequential(mlp()), {"layers": ["0.0", "0"]},
         ValueError, r"names '0\.0', which is inside '0'.*name one",
@@ -273,7 +282,7 @@ def test_a_layer_that_draws_random_numbers_is_named():
     """Its rows would be computed with other numbers than the pass had."""
     noisy = Model(lambda model, x: F.dropout(x * model.gain, 0.5, model.training), gain=nn.Parameter(torch.ones(6)))
     model, x, y = nn.Sequential(noisy, nn.Linear(6, 3)), torch.randn(8, 6), torch.randint(3, (8,))
-    message = r"layer '0' \(Model\) .*: it drew random numbers, .* without model\.eval\(\); leave"
+    message = r"layer '0' \(Model\) .*: it drew random numbers, .* without model\.eval\(\); name other"
     with pytest.raises(ValueError, match=message):
         jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     assert divergence(model, F.cross_entropy, x, y).left_out["0"].startswith("it drew random numbers")
