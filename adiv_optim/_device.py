@@ -40,7 +40,7 @@ def address(parameter: Parameter) -> int:
 
 
 def on_accelerator(tensor: Tensor) -> bool:
-    """Whether a tensor's device spends more on calls than on their arithmetic, up to large matrices."""
+    """Whether a tensor is not on the CPU: there calls cost more than their arithmetic, up to large matrices."""
     return not tensor.is_cpu
 
 
@@ -100,7 +100,7 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 
 def refuse_capture(caller: str, action: str, tensor: Tensor) -> None:
-    """Raise while a CUDA graph, or an XPU's, is captured: its replay would not run `action`, "counts its steps"."""
+    """Raise while a CUDA graph, or an XPU's, is captured: replays would lack `action`, such as "counts its steps"."""
     if tensor.is_cpu or torch.compiler.is_compiling():
         return
     is_capturing = getattr(getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None)

@@ -26,7 +26,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(tensor: Any) -> Cut | None:
-    """Return where a tensor is sharded, if `why_not_one_cut` is empty; None where this process holds it all."""
+    """Return where a tensor is cut that `why_not_one_cut` has nothing against; None where this process holds it all."""
     for mesh_dim, placement in enumerate(getattr(tensor, "placements", ())):
         if placement.is_shard():
             mesh, size = tensor.device_mesh, tensor.shape[placement.dim]
@@ -77,7 +77,7 @@ def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
 
 
 def add_up_shards(parts: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Add up, in place, each sum of pairs (tensor, sum) over the processes that share the tensor; others stay."""
+    """Of pairs (tensor, sum) add each sum up, in place, over the processes that share the tensor; others stay."""
     by_group: dict[Group, list[Tensor]] = {}
     for tensor, total in parts:
         if (cut := cut_of(tensor)) is not None:

@@ -19,7 +19,7 @@ __all__ = [
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces: by its flag, since torch.compile of torch 2.9 says so of itself."""
+    """Whether torch.export traces: by its flag, as torch 2.9's own function is true under torch.compile too."""
     return torch.compiler._is_exporting_flag
 
 

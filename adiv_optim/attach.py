@@ -1,4 +1,4 @@
-"""Put a correction on a model's layers, and take it off, by swapping their classes: only the forward pass changes.
+"""Put a correction on a model's layers, and take it off, by swapping their classes.
 
 Parameters, buffers, hooks and state-dict keys stay; the forward is that of `adiv_optim.functional`.
 """
@@ -29,8 +29,8 @@ from .rows.models import (
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
     """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
 
-    It goes on layers of other packages too that `rows.register` knows. Parametrized layers (weight_norm, spectral_norm,
-    …) are corrected through the parametrization: the gradient of the effective weight is corrected before it reaches
+    It goes on layers of other packages too, after `rows.register`. Parametrized layers (weight_norm, spectral_norm, …)
+    are corrected through the parametrization: the gradient of the effective weight is corrected before it reaches
     the parametrization's own parameters. All other modules (norms, embeddings, complex layers, subclasses of these
     layers, the layers that nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keep the plain
     gradient; `coverage` lists it, and `strict=True` refuses it.
@@ -66,12 +66,14 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
     skipped = named_in_skip(model, skip)
     layers, attached = _correctable(model, skipped), [each for each in model.modules() if isinstance(each, Corrected)]
     if attached and {*attached} == {*layers.values()} and all(each._correction == correction for each in attached):
+        if strict:
+            _refuse_plain(correction_coverage(model, skipped))
         return model
     refuse_attached(
         "attach",
         model,
         "call adiv_optim.detach(model) before attaching another. A second optimizer on the same model needs no "
-        "GradientOnly of its own: p.grad is corrected for both, so pass it plainly",
+        "GradientOnly of its own: p.grad is corrected for both, so leave it unwrapped",
     )
     refuse_lazy("attach", model, skipped)
     if any(hasattr(parameter, "grad_sample") for parameter in model.parameters()):
@@ -128,17 +130,24 @@ def _correct(
         module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
         module.__class__ = _swap_class(type(module), CORRECTED)
     coverage = correction_coverage(model, skipped)
-    # A new layer has not run, but may hold an older gradient.
-    plain = {path: why for path, why in coverage.skipped.items() if why != UNCALLED}
-    if strict and plain:
+    try:
+        if strict:
+            _refuse_plain(coverage)
+    except ValueError:
         for layer in layers.values():
             detach(layer)
+        raise
+    return coverage
+
+
+def _refuse_plain(coverage: Coverage) -> None:
+    # A new layer has not run, but may hold an older gradient.
+    if plain := {path: why for path, why in coverage.skipped.items() if why != UNCALLED}:
         missed = "; ".join(f"{path} ({why})" for path, why in plain.items())
         raise ValueError(
             f"strict: {len(plain)} trainable parameters would keep the plain gradient: {missed}. "
             "Name their modules in skip, or pass strict=False."
         )
-    return coverage
 
 
 def detach(model: nn.Module) -> nn.Module:

@@ -111,7 +111,7 @@ class _Clamped(Correction):
         check_positive(type(self).__name__, eps=self.eps)
 
     def _reciprocal(self, total: Tensor) -> Tensor:
-        # A row with x = 0 moves no weight whatever its scale; 0 keeps an overflowing 1/eps from meeting it. The
+        # A row with x = 0 moves no weight whatever its scale; 0 keeps 1/eps, which may overflow, out. The
         # comparison is written so that a NaN factor stays NaN.
         return total.clamp(min=self.eps).reciprocal().masked_fill(total == 0, 0.0)
 
@@ -242,12 +242,12 @@ class BatchIdeal(Correction):
     def factor(self, gram: Tensor, count: float) -> Tensor:
         """Return the Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
         precision = torch.finfo(gram.dtype)
-        # Rows of zeros, or of squares that underflow, have a ridge of 1: any keeps them from dividing zero by zero.
         share = max(self.damping / max(count, 1), _LEAST_RIDGE * precision.eps)
         # Without a graph: a second derivative is to raise the layer's own error, not one about a write in place.
         with torch.no_grad():
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
             trace = diagonal.sum(-1, keepdim=True)
+            # Rows of zeros, or of squares that underflow, have a ridge of 1: any keeps them from dividing zero by zero.
             diagonal += (trace * share).clamp(min=precision.tiny).masked_fill_(trace < precision.tiny, 1.0)
             factor, failed = torch.linalg.cholesky_ex(gram)
             # A partial factor looks like numbers; the rest of a training loop knows how to meet NaN.
@@ -263,5 +263,5 @@ def check_correction(correction: object) -> Correction:
         kind = f"the class {correction.__name__}: write {correction.__name__}()"
     raise TypeError(
         f"a correction must be an instance of adiv_optim.Correction, found {kind}; pass Proportional(), "
-        "Disproportional(), BatchIdeal(), or an instance of your own subclass, and the model before it."
+        "Disproportional(), BatchIdeal(), or an instance of your own subclass; attach takes the model first."
     )

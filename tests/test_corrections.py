@@ -116,7 +116,7 @@ def test_check_correction_says_what_was_found():
     for found, message in (
         (Proportional, r"the class Proportional: write Proportional\(\);"),
         (None, "NoneType; pass Proportional"),
-        (nn.Linear(1, 1), "Linear; pass .* and the model before it"),
+        (nn.Linear(1, 1), "Linear; pass .* attach takes the model first"),
     ):
         with pytest.raises(TypeError, match=rf"must be an instance of adiv_optim\.Correction, found .*{message}"):
             check_correction(found)

@@ -46,8 +46,8 @@ class _Linear(Function):
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gradients, grad_input, shape = {}, None, input.shape
         input, grad_output = _as_rows(input, ctx.is_stack), _as_rows(grad_output, ctx.is_stack)
-        # The parameters come first: their temporaries are freed before grad_input is allocated. In float32 these are no
-        # larger than grad_input, so the peak of memory stays that of the plain backward.
+        # The parameters come first: their temporaries are freed before grad_input is allocated. In float32 those of
+        # rules by row are no larger than grad_input, so the peak of memory stays that of the plain backward.
         if needs_weight or needs_bias:
             rows = LinearRows(input, grad_output, needs_weight, needs_bias, ctx.label)
             with without_autocast(input.device.type):

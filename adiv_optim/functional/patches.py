@@ -1,4 +1,4 @@
-"""The rows X that a layer's weight multiplies, as patches: unfolding a few samples at a time, and products XᵀY."""
+"""The rows X that a layer's weight multiplies, as patches; products XᵀY; and the weight as matrices beside them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from .shared import box_sum, padded, squared_norm
 
-#: The most numbers of unfolded patches at a time, but for a quarter of the input's or one sample's where that is more.
+#: At most so many numbers are unfolded at a time, or a quarter of the input, or one sample, where that is more.
 PATCH_NUMBERS = 2**19
 
 

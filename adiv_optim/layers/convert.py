@@ -97,10 +97,10 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
         The model, or the new layer if the model itself was replaced.
 
     Raises:
-        TypeError: a mapping that is none, a function that returns no module, or a class that replaces a type whose
+        TypeError: not a mapping, a function that returns no module, or a class that replaces a type whose
             constructor arguments are not known here, or that does not take them.
-        ValueError: no layer was replaced, the model has a lazy parameter, or a layer to replace has another one inside,
-            hooks, a forward of its own, or buffers other than running statistics, which would be lost.
+        ValueError: the mapping is empty, no layer was replaced, the model has a lazy parameter, or a layer to replace
+            has another one inside, hooks, a forward of its own, or buffers that would be lost.
 
     Warns:
         UserWarning: layers stay that a module uses without calling them, or that are of a subclass, as corrected and
@@ -122,7 +122,7 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
         # In evaluation torch's fast path computes the layers from their weights, past any replacement, and hands nested
         # tensors on, which only it can read.
         if isinstance(module, nn.TransformerEncoderLayer) and not new.isdisjoint(module.modules()):
-            module.activation_relu_or_gelu = 0  # the fast path's first condition
+            module.activation_relu_or_gelu = 0  # checked before it reads norm1.eps
         if isinstance(module, nn.TransformerEncoder) and not new.isdisjoint(module.modules()):
             module.use_nested_tensor = False
     return replaced.get(model, model)
@@ -157,7 +157,7 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
         wanted, types = ", ".join(kind.__name__ for kind in mapping), ", ".join(_types(modules.values()))
         raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT_TYPES}")
     for path, layer in chosen.items():
-        _refuse_loss(path, layer, chosen)
+        _refuse_lossy(path, layer, chosen)
     replacements = [_replacement(path, layer, mapping[type(layer)], model) for path, layer in chosen.items()]
     kept = [f"{label(path)} ({uncalled[layer]})" for path, layer in matching.items() if layer in uncalled]
     others = [layer for path, layer in modules.items() if path not in matching and layer not in uncalled]
@@ -168,18 +168,18 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
 
 def _check_mapping(mapping: Mapping[type[nn.Module], Factory]) -> None:
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"the mapping is {mapping!r}; it takes layer types to replacements: {{nn.LayerNorm: DyT}}.")
+        raise TypeError(f"the mapping is {mapping!r}; it maps layer types to replacements: {{nn.LayerNorm: DyT}}.")
     if not mapping:
         raise ValueError("the mapping is empty; name a layer type and its replacement: {nn.LayerNorm: DyT}.")
     for key, factory in mapping.items():
         if not isinstance(key, type) or isinstance(factory, nn.Module) or not callable(factory):
             raise TypeError(
-                f"the mapping holds {key!r}: {factory!r}; it takes a layer type to a class or a function from the old "
+                f"the mapping holds {key!r}: {factory!r}; it maps a layer type to a class or a function from the old "
                 "layer to the new one."
             )
 
 
-def _refuse_loss(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+def _refuse_lossy(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
     """Raise a ValueError if a layer has what its replacement would not."""
     has = {
         "a forward of its own": "forward" in vars(layer),

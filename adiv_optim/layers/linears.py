@@ -13,7 +13,7 @@ from .lengths import l2_normalize, sum_of_squares
 
 
 def check_form(name: str, form: str, alpha: float, beta: float | None, eps: float = 0.0) -> None:
-    """Refuse a form that there is not, and settings for which it has no meaning."""
+    """Refuse an unknown form, and settings for which it has no meaning."""
     if form not in ("affine-like", "norm-like"):
         raise ValueError(f"{name}: form is {form!r}; the forms are 'affine-like' and 'norm-like'.")
     check_finite(name, alpha=alpha)

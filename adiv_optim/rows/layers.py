@@ -107,9 +107,9 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
 
     Args:
         plain: the layer's class. Instances of its subclasses stay plain.
-        corrected: the class that `attach` puts in its place, which inherits from it. Before it stands `CorrectedLinear`
-            if the layer computes xWᵀ + b, and `CorrectedTransposed` if it computes xW + b. Define it at the top of a
-            module, where pickles find it.
+        corrected: the class that `attach` puts in its place, which inherits from it, and before it from
+            `CorrectedLinear` if the layer computes xWᵀ + b, or from `CorrectedTransposed` if it computes xW + b. Define
+            it at the top of a module, where pickles find it.
 
     Raises:
         TypeError: `corrected` is no such class, or inherits in another order, in which the plain forward would run.
@@ -168,8 +168,9 @@ class Layout(NamedTuple):
 
 def plain_type(module: nn.Module) -> type:
     """Return a module's type without the classes that parametrize, fully_shard and `attach` put over it."""
-    has_own_class = parametrize.is_parametrized(module) or hasattr(module, "_get_fsdp_state")
-    kind = type(module).__bases__[-1] if has_own_class else type(module)
+    kind = type(module)
+    for _ in range(parametrize.is_parametrized(module) + hasattr(module, "_get_fsdp_state")):
+        kind = kind.__bases__[-1]
     return PLAIN.get(kind, kind)
 
 
@@ -192,5 +193,5 @@ def is_from_torch(kind: type) -> bool:
 
 
 def type_name(kind: type) -> str:
-    """Return a class's name; with its module if it is not torch's, for other packages use the same names."""
+    """Return a class's name; with its module if it is not torch's, since other packages use the same names."""
     return kind.__name__ if is_from_torch(kind) else f"{kind.__module__}.{kind.__qualname__}"

@@ -112,6 +112,13 @@ def test_the_same_correction_on_the_same_layers_is_attached_already():
             attach(model, other, skip=skip)
 
 
+def test_strict_refuses_a_model_that_was_attached_without_it():
+    model = attach(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), Proportional())
+    with pytest.raises(ValueError, match=r"strict: 2 trainable .*1\.weight"):
+        attach(model, Proportional(), strict=True)
+    assert isinstance(model[0]._correction, Proportional)
+
+
 def test_strict_accepts_a_model_whose_rest_is_skipped_or_frozen():
     model, _ = net_and_input()
     model.norm.requires_grad_(False)

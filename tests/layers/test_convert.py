@@ -140,9 +140,9 @@ ERRORS = {
     ),
     "other-arguments": (mlp, {nn.Linear: L2Norm}, TypeError, r"layer '0' \(Linear\): L2Norm does not take in_features"),
     "empty": (mlp, {}, ValueError, r"the mapping is empty; name a layer type and its replacement"),
-    "list": (mlp, [nn.Linear], TypeError, r"the mapping is \[.*; it takes layer types to replacements"),
-    "name": (mlp, {"0": DyT}, TypeError, r"the mapping holds '0': .*; it takes a layer type to a class or a function"),
-    "module": (mlp, {nn.Linear: DyT(3)}, TypeError, r"the mapping holds .*: DyT\(.*; it takes a layer type to a class"),
+    "list": (mlp, [nn.Linear], TypeError, r"the mapping is \[.*; it maps layer types to replacements"),
+    "name": (mlp, {"0": DyT}, TypeError, r"the mapping holds '0': .*; it maps a layer type to a class or a function"),
+    "module": (mlp, {nn.Linear: DyT(3)}, TypeError, r"the mapping holds .*: DyT\(.*; it maps a layer type to a class"),
     "nothing": (mlp, {nn.Linear: lambda old: None}, TypeError, r"layer '0' .*: the function returned None; it has to"),
     "inside": (
         mlp, {nn.Sequential: lambda old: old[0], **AFFINE}, ValueError,

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import AdamW
 
 from adiv_optim import BatchIdeal, Correction, GradientOnly, Proportional, coverage
+from adiv_optim.rows.layers import plain_type
 from tests.helpers.steps import inputs, same, sgd, stepped
 
 
@@ -18,6 +22,16 @@ def mlp(bias=True):
 
 def train(model, optimizer, steps=3):
     return stepped(model, optimizer, *(inputs(step).double() for step in range(steps)))
+
+
+def test_a_parametrized_layer_that_fully_shard_is_applied_to_is_corrected(one_process):
+    model = mlp()
+    weight_norm(model[0])
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (1,)))
+    optimizer = GradientOnly(sgd(model), model, Proportional())
+    train(model, optimizer, 1)
+    assert optimizer.coverage().parameter_share == 1
+    assert plain_type(optimizer.detach()[0]) is nn.Linear
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ ERRORS = {
     "correction-class": (lambda m: (sgd(m), m, Proportional), TypeError, r"write Proportional\(\)"),
     "correction-none": (lambda m: (sgd(m), m, None), TypeError, "found NoneType"),
     "a-second-one": (
-        lambda m: (sgd(m), attached(m), BatchIdeal()), ValueError, "layer '0' already .*pass it plainly",
+        lambda m: (sgd(m), attached(m), BatchIdeal()), ValueError, "layer '0' already .*leave it unwrapped",
     ),
 }  # fmt: skip
 
