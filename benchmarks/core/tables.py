@@ -98,13 +98,6 @@ def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:
     return [name for name in known if name in present]
 
 
-def in_words(number: int, what: str) -> str:
-    """Return how many of something there are, up to ten in words: "one trial", "three trials"."""
-    words = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    word = words[number] if number < len(words) else str(number)
-    return f"{word} {what}{'s' * (number != 1)}"
-
-
 class Cell(NamedTuple):
     """What a page shows, and the numbers that it is made of."""
 

@@ -141,13 +141,9 @@ def _settings(stores: Stores, name: str, folder: Path) -> Section:
     for call in CALLS:
         wrapped, bare = (reached.best_runs(stores, call.file, **each)[0]["settings"] for each in call.both)
         damping, rank, every = (_option(wrapped["method"], option) for option in ("damping", "rank", "every"))
-        cells: list[str | Cell] = [
-            exact(bare["lr"]),
-            exact(wrapped["lr"]),
-            exact(wrapped.get("damping", damping) or None),
-        ]
-        cells += ["all" if rank is None else exact(rank or None), exact(every or None)]
-        rows.append([call.task, call.write, *cells])
+        chosen = (bare["lr"], wrapped["lr"], wrapped.get("damping", damping) or None)
+        kept = "all" if rank is None else exact(rank or None)
+        rows.append([call.task, call.write, *map(exact, chosen), kept, exact(every or None)])
     header = ["you have", "write", "learning rate, alone", "wrapped", "`damping`", "`rank`", "`every`"]
     table = Table(header, rows, [call.typical == "yes" for call in CALLS])
     return Section([table, "Chosen by trials on data that no table shows."])

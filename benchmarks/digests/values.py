@@ -101,20 +101,10 @@ def chosen_again(stores: Stores, method: str) -> Numbers:
 
 #: Name → a row of `values.csv`: a phrase, the function of its numbers, and the words that this is told.
 VALUES = {row["name"]: row for row in table("values")}
-NUMBERS: dict[str, Callable[..., Numbers]] = {
-    each.__name__: each
-    for each in (
-        lead,
-        cells,
-        ranked,
-        correlated,
-        newton_step,
-        newton_in_study,
-        initialisation,
-        tuned_twice,
-        chosen_again,
-    )
-}
+_ALL = (
+    lead, cells, ranked, correlated, newton_step, newton_in_study, initialisation, tuned_twice, chosen_again,
+)  # fmt: skip
+NUMBERS: dict[str, Callable[..., Numbers]] = {each.__name__: each for each in _ALL}
 #: Pages with such phrases that show no results beside.
 PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))
 _PLACE = re.compile(r"(<!--value:(\S+?)-->)(.*?)(<!---->)", re.DOTALL)

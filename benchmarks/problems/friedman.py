@@ -5,7 +5,6 @@ are the best of three trials or more of a third of the length, with data and a n
 """
 
 import math
-import statistics
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -24,9 +23,9 @@ from torch import Tensor, nn
 
 from ..core.arms import Arm, compete, first_trial, variants
 from ..core.runs import check_known, measure, run_all
-from ..core.store import Result, Store, setting
+from ..core.store import Store, setting
 from ..core.study import Recipe, Sections, Study, Training, check_length
-from ..core.tables import Cell, Section, grouped, machine, pivot
+from ..core.tables import Cell, Section, machine, pivot
 from ..optimizers import OF_MODELS
 from ..train import FieldRun, Problem, kind_of, limit, perceptron, xavier
 
@@ -116,46 +115,24 @@ def gaussian_process(data_set: str, count: int, seed: int) -> dict[str, Any]:
 FRIEDMAN = kind_of(Friedman, pace=100)
 
 
-def _cells(results: list[Result]) -> dict[tuple[str, tuple[str, int]], Cell]:
-    """(method, column) → error, in bold type where it is the lowest of a column."""
-    cells = {}
-    for column, own in grouped(results, setting("data_set", "points")).items():
-        lowest = min(r["error"][-1] for r in own if r["error"][-1] is not None)
-        for r in own:
-            error, seconds = r["error"][-1], r["seconds"][-1]
-            text = "diverged" if error is None else f"{error:.2g}"
-            numbers = {name: value for name, value in {"": error, "seconds": seconds}.items() if value}
-            cells[r["settings"]["optimizer"], column] = Cell(f"**{text}**" if error == lowest else text, numbers)
-    return cells
-
-
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """A row for every method, the lowest errors on the fewest points first; a column for every set of points."""
-    results = store.read()
-    fewest = min(r["settings"]["points"] for r in results)
-
-    def level(own: list[Result]) -> float:
-        errors = [r["error"][-1] or math.inf for r in own if r["settings"]["points"] == fewest]
-        return statistics.fmean(map(math.log, errors))
-
-    methods = sorted(grouped(results, setting("optimizer")).items(), key=lambda each: level(each[1]))
+    """A row for every method, a column for every set of points."""
+    results, cells = store.read(), dict[tuple[str, tuple[str, int]], Cell]()
+    for r in results:
+        error, seconds = r["error"][-1], r["seconds"][-1]  # no error where it diverged, no seconds of a diverged start
+        numbers = {name: value for name, value in {"": error, "seconds": seconds}.items() if value}
+        text = "diverged" if error is None else f"{error:.2g}"
+        cells[r["settings"]["optimizer"], setting("data_set", "points")(r)] = Cell(text, numbers)
     labels = {"gaussian-process": "Gaussian process"} | {name: each.label for name, each in OF_MODELS.items()}
-    columns = {
-        column: f"Friedman {column[0][-1]}, {column[1]:,} points"
-        for column in sorted(grouped(results, setting("data_set", "points")), key=lambda column: column[::-1])
-    }
-    rows = {method: labels[method] for method, _ in methods}
-    length = next(r["settings"] for r in results if r["settings"]["optimizer"] != "gaussian-process")
-    time = f"{length['seconds']:g} seconds of one core" if "seconds" in length else f"{length['steps']} steps"
+    sets = sorted({column for _, column in cells}, key=lambda column: column[::-1])
+    columns = {column: f"Friedman {column[0][-1]}, {column[1]:,} points" for column in sets}
     caption = (
-        f"Root mean squared error on {TEST:,} test points, relative to the deviation of their values; one seed, values "
-        f"without noise. Tanh networks of two hidden layers of 32, or of 64 for more than {BATCH:,} points, float64, "
-        f"Xavier's initialisation, {time} each, in steps of {BATCH:,} points (LBFGS: all). "
-        "Learning rates of SOAP and Adam are the best of three trials, or of more while the best is the lowest or the "
-        "highest, and fall to 0 by a cosine. The Gaussian process is scikit-learn's, takes its own time and has no "
-        f"column for many points. {machine(results[0]['environment'])}"
+        f"Root mean squared error on {TEST:,} test points, relative to the deviation of their values; one seed. "
+        f"{machine(results[0]['environment'])}"
     )
-    return {name: Section([pivot(["method"], rows, columns, _cells(results)), caption])}
+    return {
+        name: Section([pivot(["method"], {method: labels[method] for method, _ in cells}, columns, cells), caption])
+    }
 
 
 @dataclass

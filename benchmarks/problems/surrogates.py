@@ -20,11 +20,11 @@ from sklearn.datasets import load_sample_images, make_moons
 from torch import Tensor, nn
 
 from ..core.arms import Arm, compete, errors, first_trial, label
-from ..core.runs import check_known, in_turn, measure
+from ..core.runs import check_known
 from ..core.store import Result, Store, setting
 from ..core.study import Compared, Recipe, Sections, Study, check_length
 from ..core.tables import Cell, Section, grouped, machine, pivot, ranged
-from ..train import NORMS, FieldRun, Problem, kind_of, perceptron, ten_steps
+from ..train import NORMS, FieldRun, Problem, kind_of, perceptron
 
 #: Functions that train and test; points at which they are given; viscosity.
 TRAIN, TEST, POINTS, VISCOSITY = 1000, 200, 128, 0.003
@@ -252,13 +252,6 @@ REMEDIES: dict[str, list[tuple[str, Mapping[str, Any]]]] = {
 STARTS = {"adam": 1e-2, "soap": 3.2e-3, "muon": 1e-2}
 
 
-def measured_price() -> Result:
-    """The ratio of a step of whitened SOAP to one of SOAP, of the operator, in processor time."""
-    runs = [SurrogateRun("", method, optimizer="soap", lr=1e-3) for method in ("none", "whitened")]
-    ratios, _ = in_turn({run.method: ten_steps(run, Burgers(run)) for run in runs}, 41)
-    return {"part": "price", "time_ratio": ratios["whitened"]}
-
-
 #: What rows call the settings of remedies.
 _WORDS = {
     "spectral_rate": "modes at {} times its rate", "start": "couplings begin as the identity",
@@ -286,9 +279,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     chosen = {key: [r for r in own if setting("lr")(r) == setting("lr")(own[-1])] for key, own in groups.items()}
     rows = {name: name for name in map(_name, results)}
     cells = {key: _cell(own) for key, own in chosen.items()}
-    price = "".join(f" Whitening makes a step of SOAP {r['time_ratio']['median']:.2f}." for r in store.read("price"))
     steps = min(r["settings"]["steps"] for r in results)
-    caption = f"After {steps} steps, the median over seeds and their range.{price} {machine(results[0]['environment'])}"
+    caption = f"After {steps} steps, the median over seeds and their range. {machine(results[0]['environment'])}"
     return {name: Section([pivot(["arm"], rows, TITLES, cells), caption])}
 
 
@@ -304,8 +296,6 @@ def _run(options: SurrogateOptions, store: Store) -> None:
     check_known("data set", options.data_sets, TITLES)
     check_known("optimizer", options.optimizers, STARTS)
     check_length(store, unless="longer", steps=options.steps)
-    if "burgers" in options.data_sets:
-        measure(store, {"price": measured_price})
     shown = [{"seed": seed} for seed in range(1, options.seeds + 1)]
     for data_set in options.data_sets:
         remedies = [(Arm(each.get("norm", "none"), name, "none"), each) for name, each in REMEDIES[data_set]]

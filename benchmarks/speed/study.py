@@ -1,6 +1,5 @@
 """Time and memory of layers, training steps and optimizers; in another precision, or compiled, if asked."""
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -29,13 +28,6 @@ def _run(options: SpeedOptions, store: Store) -> None:
     measure(store, {"-".join([name, *other]): partial(measured, name) for name in options.only or SUITES})
 
 
-#: What the names of the rows have that a page shows of a suite with many.
-WORTH = {
-    "layers": r"\(512, 1024, 1024\), |\(32, 3072, 32\) first, D|training step \[3072|3×3, \(32, 64",
-    "whitened": r"every 10(, rank 16)?$",
-}
-
-
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite."""
     sections = Sections()
@@ -43,9 +35,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         how, asked = result.get("how", _USUAL), ""
         if "how" in result:
             asked = f"Here on {how['device']}, {how['dtype']}, eager, of the preset {how['preset']}. "
-        worth = [re.search(WORTH.get(result["key"], ""), row["what"]) is not None for row in result["rows"]]
         caption = f"{result['note']} {asked}{machine(result['environment'], how['device'])}"
-        table = Table([result["of"], "time", "quartiles", "peak memory"], [*map(_cells, result["rows"])], worth)
+        table = Table([result["of"], "time", "quartiles", "peak memory"], [*map(_cells, result["rows"])])
         sections[f"{name}-{result['key']}"] = Section([table, caption])
     return sections
 

@@ -21,7 +21,7 @@ from ..core.figure import panels
 from ..core.runs import check_known, in_turn, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training, check_length
-from ..core.tables import Cell, Section, Table, estimate, exact, grouped, in_words, machine
+from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine
 from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, Fit, by_crop, psnr
 from ..train import NORMS, ten_steps
 
@@ -237,7 +237,7 @@ def report_in_time(store: Store, name: str, folder: Path) -> Sections:
     crops = len({r["settings"]["crop"] for r in learned})
     caption = (
         f"Mean ± standard error over {crops} crops of two photographs; p of paired t tests. Settings: best of "
-        f"{in_words(fewest, 'trial')} in equal time on four crops of a third photograph, which also chose the "
+        f"{fewest} trials in equal time on four crops of a third photograph, which also chose the "
         f"features' deviation, 3 (pixels held out: {deviations}). Time: processor time in Adam's "
         f"{measured['adam_ms']:.1f} ms, {ratios[0]['rounds']} rounds, quartiles within ± {100 * widest:.0f} %. "
         f"Every other pixel is held out. {machine(results[0]['environment'])}"

@@ -10,14 +10,7 @@ from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
 from benchmarks.core.store import Store
-from benchmarks.optimizers import (
-    SPRING,
-    AdamThenLBFGS,
-    LeastSquares,
-    NielsensDamping,
-    SelfScaledBFGS,
-    linearized,
-)
+from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, NielsensDamping, SelfScaledBFGS, linearized
 from benchmarks.problems import equations
 from benchmarks.problems.equations import EQUATIONS, POINTS, EquationRun, Fields, Solver
 from benchmarks.studies import equations as study

@@ -11,15 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.methods import METHODS
 from benchmarks.optimizers import matrices
-from benchmarks.problems.language import (
-    TextRun,
-    Trainer,
-    batches,
-    build_model,
-    build_optimizers,
-    dampings,
-    train,
-)  # fmt: skip
+from benchmarks.problems.language import TextRun, Trainer, batches, build_model, build_optimizers, dampings, train
 from benchmarks.studies.language import curve
 from examples import gpt as text
 from examples.gpt import GPT, NORMS, PRESETS, all_windows

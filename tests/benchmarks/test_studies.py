@@ -143,8 +143,7 @@ SMALL = [
 ]  # fmt: skip
 #: What captions say of how these were made, where others would be wrong.
 SAID = {
-    "equations": "after 1 steps, or the viscosity", "surrogates": "After 2 steps", "fourier": "best of three trials",
-    "friedman": "the best of three trials",
+    "equations": "after 1 steps, or the viscosity", "surrogates": "After 2 steps", "fourier": "best of 3 trials",
 }  # fmt: skip
 
 
