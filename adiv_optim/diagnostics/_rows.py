@@ -1,4 +1,4 @@
-"""The rows of one call of a layer: their gradient, the movement of each by its own contribution, and by the step."""
+"""The rows of one call of a layer: their gradients, and how each moves by its part of the step, and by the step."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -11,10 +11,10 @@ from .. import _device
 from .._device import addresses
 from .._distributed import why_not_one_cut
 from ..optim.mapped import Mapped
+from ..optim.measurements import Measurements
 from ..optim.parameters import check_model, unwrapped
 from ..optim.roots import Scales
 from ..optim.step import Stack
-from ..optim.watching import Watching
 from ..optim.wrapper import OURS
 from ..rows.models import FSDP1_REMEDY, IN_SKIP, Coverage, Skip, named_in_skip, overlaps, refuse_sharded
 from .gauges import NetworkGauge
@@ -23,7 +23,7 @@ from .network import network_scales
 from .tracing import trace
 
 
-class ChannelScales(Watching):
+class ChannelScales(Measurements):
     """The scales of a model's channels, W = D W' E, measured by its weights; see `UnitConsistent` for the arguments."""
 
     name, prefix = "UnitConsistent", f"{OURS}scales."

@@ -1,4 +1,4 @@
-"""Modules as functions of their parameters, and the layers whose outputs have rows."""
+"""Modules as functions of their parameters, norms and random numbers made fit for it; and layers with rows."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

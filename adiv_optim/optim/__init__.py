@@ -4,10 +4,10 @@ from .chained import ChainedOptimizer
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
 from .mapped import Mapped
+from .measurements import ChangeOfVariables, Measurements
 from .preconditioned import Preconditioned
 from .step import Stack, take_step
 from .watch import Watch
-from .watching import ChangeOfVariables, Watching
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 
@@ -17,11 +17,11 @@ __all__ = [
     "GradientOnly",
     "InputScaled",
     "Mapped",
+    "Measurements",
     "OptimizerWrapper",
     "Preconditioned",
     "Stack",
     "Watch",
-    "Watching",
     "Whitened",
     "take_step",
 ]

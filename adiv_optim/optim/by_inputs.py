@@ -1,4 +1,4 @@
-"""Parts that `Whitened`, `Preconditioned` and `InputScaled` share: rows that users count, and words on what is kept."""
+"""What `Whitened`, `Preconditioned` and `InputScaled` share: their method `count_rows`, and words for `coverage`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which weights multiply rows that are known."""
+"""Which layers can be measured: whose weights multiply rows that their class, or a method `input_rows`, makes known."""
 
 from collections.abc import Iterable
 from typing import Any

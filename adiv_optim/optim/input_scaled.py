@@ -13,9 +13,9 @@ from ..rows.models import Skip
 from .by_inputs import count_rows
 from .covariance import MeanSquare
 from .mapped import Mapped
+from .measurements import ChangeOfVariables
 from .roots import Scales
 from .watch import Watch
-from .watching import ChangeOfVariables
 
 
 def scales(covariance: MeanSquare, floor: float) -> list[Scales]:

@@ -12,10 +12,10 @@ from .._checks import warn
 from .._device import refuse_capture, without_autocast
 from ..rows.models import Coverage
 from .chained import ChainedOptimizer
+from .measurements import Measurements
 from .parameters import check_same_parameters, report
 from .refusals import refuse_kept_weights, refuse_within
 from .step import take_step
-from .watching import Watching
 from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else; their state holds no weights.
@@ -26,7 +26,7 @@ _HALF_FROZEN = "of a layer's weight and bias one has a learning rate of 0; freez
 
 
 class Mapped(OptimizerWrapper):
-    """An optimizer that steps on other variables, which a `Watching` of the model gives; its moments live there too.
+    """An optimizer that steps on other variables, which `Measurements` of the model give; its moments live there too.
 
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Where an error, a lack
     of memory or Ctrl-C ends the step early, all gradients and all mapped weights have their old values again. Other
@@ -40,11 +40,11 @@ class Mapped(OptimizerWrapper):
 
     model: nn.Module
     #: The measurements; None once this is detached.
-    watch: Watching | None = None
+    watch: Measurements | None = None
     #: Steps of this object, and the warnings that it gave.
     _steps, _warned = 0, frozenset[str]()
 
-    def __init__(self, optimizer: Optimizer, watch: Watching) -> None:
+    def __init__(self, optimizer: Optimizer, watch: Measurements) -> None:
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, watch.model)
@@ -86,7 +86,7 @@ class Mapped(OptimizerWrapper):
             self._warned |= {reason}
             warn(f"{type(self).__name__} takes plain steps: {reason}")
 
-    def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
+    def _mapped_step(self, watch: Measurements, step: Callable[[], Any]) -> str:
         """Step, and say why not every layer was treated, or ""."""
         has_zero_lr_of = {id(p): has_zero_lr(group) for group in self.param_groups for p in group["params"]}
         stacks, reason = [], ""

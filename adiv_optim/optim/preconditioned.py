@@ -15,9 +15,9 @@ from ..rows.models import Skip
 from .by_inputs import count_rows, treatment
 from .covariance import Covariance
 from .mapped import Mapped
+from .measurements import ChangeOfVariables
 from .roots import RightFactor, Whole
 from .watch import Watch
-from .watching import ChangeOfVariables
 
 
 def inverses(covariance: Covariance, damping: float) -> Sequence[RightFactor]:

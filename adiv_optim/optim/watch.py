@@ -13,11 +13,11 @@ from ..rows.models import FSDP1_REMEDY, SHARED_MEMORY, Skip, named_in_skip, refu
 from .covariance import MeanSquare, stacked_covariance
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
+from .measurements import ChangeOfVariables, Measurements
 from .parameters import check_model, unwrapped
 from .processes import add_up_sums, agree, refuse_shards
 from .roots import RightFactor, Scales
 from .step import Stack
-from .watching import ChangeOfVariables, Watching
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
@@ -26,7 +26,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 _SMALL, _SMALL_ON_ACCELERATORS = 2**12, 2**22
 
 
-class Watch(Watching):
+class Watch(Measurements):
     """The layers of a model whose inputs are measured, and their stacks; it knows no optimizer.
 
     Args:

@@ -12,8 +12,8 @@ from .by_inputs import count_rows, treatment
 from .covariance import Covariance
 from .low_rank import covariance_of
 from .mapped import Mapped
+from .measurements import ChangeOfVariables
 from .watch import Watch
-from .watching import ChangeOfVariables
 
 
 class Whitened(Mapped):

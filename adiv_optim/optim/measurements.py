@@ -46,7 +46,7 @@ class ChangeOfVariables(NamedTuple):
     holds: bool = False
 
 
-class Watching:
+class Measurements:
     """Measurements of a model, the stacks of parameters that follow from them, and their entries in state dicts.
 
     What is measured are inputs of `layers`; a subclass that measures something else says what it remembers of it.
