@@ -75,10 +75,15 @@ def polar(matrices: Tensor) -> Tensor:
     return x.mT if matrices.shape[-2] > matrices.shape[-1] else x
 
 
+#: As Urbán et al. draw points anew; a step of BFGS is on one draw.
+STEPS_PER_DRAW = 500
+
+
 class SelfScaledBFGS(Optimizer):
     """BFGS with Oren and Luenberger's scaling, dense, as Urbán et al. (2025, 2405.04230) take it to networks.
 
-    H ← (I − ρsyᵀ) H (I − ρysᵀ) / τ + ρssᵀ with ρ = 1/yᵀs and τ = min(1, yᵀs / sᵀH⁻¹s), by scipy's strong Wolfe search.
+    H ← (I − ρsyᵀ) H (I − ρysᵀ) / τ + ρssᵀ with ρ = 1/yᵀs and τ = min(1, yᵀs / sᵀH⁻¹s), by scipy's strong Wolfe search,
+    and by halving where that finds nothing. H is kept when the points are drawn anew, as theirs is.
 
     Args:
         model: whose parameters are in float64.
@@ -88,10 +93,15 @@ class SelfScaledBFGS(Optimizer):
         self.parameters = list(model.parameters())
         super().__init__(self.parameters, {})
         self.inverse = np.eye(sum(p.numel() for p in self.parameters))
-        self.is_first, self.converged, self.known = True, False, dict[bytes, tuple[float, Any]]()
+        self.is_first, self.known = True, dict[bytes, tuple[float, Any]]()
+        #: How many have begun, by which the closure knows when to draw points: at every so many.
+        self.steps = 0
 
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         x = parameters_to_vector(self.parameters).detach().numpy().copy()
+        if self.steps % STEPS_PER_DRAW == 0:
+            self.known = {}
+        self.steps += 1
 
         def evaluate(at: Any) -> tuple[float, Any]:
             if (key := at.tobytes()) not in self.known:
@@ -109,17 +119,21 @@ class SelfScaledBFGS(Optimizer):
                 lambda at: evaluate(at)[0], lambda at: evaluate(at)[1], x, direction, gradient, loss
             )
         if length is None:
-            self.converged = self.is_first  # not even along the gradient
-            self.inverse, self.is_first = np.eye(len(x)), True
-            vector_to_parameters(torch.from_numpy(x), self.parameters)
-            return loss
+            lengths, slope = (0.5**k for k in range(40)), gradient @ direction
+            length = next((a for a in lengths if evaluate(x + a * direction)[0] <= loss + 1e-4 * a * slope), 0.0)
         s = length * direction
-        vector_to_parameters(torch.from_numpy(x + s), self.parameters)
         y = evaluate(x + s)[1] - gradient
+        vector_to_parameters(torch.from_numpy(x + s), self.parameters)
         curvature = y @ s
+        if length == 0:  # not even a short step lowers the loss: the next one is along the gradient
+            self.inverse, self.is_first = np.eye(len(x)), True
+        if not curvature > 0:
+            return loss
+        along = -length * gradient @ s  # sᵀH⁻¹s
         if self.is_first:
             self.inverse *= curvature / (y @ y)
-        tau = min(1.0, curvature / -(length * gradient @ s))
+            along = s @ s * (y @ y) / curvature
+        tau = min(1.0, curvature / along)
         u = self.inverse @ y
         self.inverse /= tau
         across = np.outer(s, u / (tau * curvature))

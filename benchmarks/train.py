@@ -181,11 +181,17 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
     """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; some search for their own."""
     model, optimizer, closure = ready(run, problem)
     kind, history, spent, number, next_at = OF_MODELS[run.optimizer], History(), 0.0, 0, 0.0
+    has_slow_steps, last, before = run.seconds and (kind.searches or kind.takes_terms), 0.0, list[Tensor]()
     while True:
         progress = number / run.steps if run.steps else spent / (run.seconds or 1.0)
         is_over = getattr(optimizer, "converged", False)  # of those that search
         if run.seconds and spent > max(LATEST * run.seconds, run.seconds + 0.5):
-            return history  # a step that took long has come too late
+            if not has_slow_steps:
+                return history
+            # Such a step has come too late.
+            number, spent, is_over = number - 1, spent - last, True
+            for parameter, old in zip(model.parameters(), before, strict=True):
+                parameter.data.copy_(old)
         if progress >= next_at or progress >= 1 or is_over:
             next_at += 1 / MEASUREMENTS
             error = problem.error(model)
@@ -197,9 +203,11 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
             return history
         if not kind.searches:
             set_rates([optimizer], min(1.0, (number + 1) / WARM_UP) * (1 + math.cos(math.pi * progress)) / 2)
+        before = [p.detach().clone() for p in model.parameters()] if has_slow_steps else []
         start = time.process_time()
         optimizer.step(problem.terms() if kind.takes_terms else closure)
-        spent += time.process_time() - start
+        last = time.process_time() - start
+        spent += last
         number += 1
         watch.tick()
 

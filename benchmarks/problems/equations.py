@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from adiv_optim.jacobian import derivatives
 
+from ..optimizers import STEPS_PER_DRAW
 from ..train import DERIVATIVES, FieldRun, Problem, carried, kind_of, perceptron, xavier
 
 #: Points inside → on the sides.
@@ -191,6 +192,8 @@ EQUATIONS = {
         (0.0, 0.0),
     ),
 }  # fmt: skip
+#: How points are drawn for an optimizer whose steps compare losses: at every step, never again, or now and then.
+ANEW, ONCE, NOW_AND_THEN = "anew", "once", f"every {STEPS_PER_DRAW}"
 #: The first so many are nonlinear.
 NONLINEAR = list(EQUATIONS)[:6]
 
@@ -203,13 +206,13 @@ class EquationRun(FieldRun):
     equation: str = "burgers"
     hidden: int = 50  # width of three hidden layers; or random features, of one
     inner: int = 300  # points inside
-    draws: str = "anew"  # points: at every step, or "once"
+    draws: str = ANEW  # of points
     rows: str | None = None  # "derivatives": they count beside the inputs
     start: str | None = None  # Xavier's initialisation, with biases of 0; or "pytorch"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = {"draws": ("anew", "once"), "rows": (None, DERIVATIVES), "start": (None, "pytorch")}
+        known = {"draws": (ANEW, ONCE, NOW_AND_THEN), "rows": (None, DERIVATIVES), "start": (None, "pytorch")}
         self.check(("hidden",), equation=EQUATIONS, inner=POINTS, **known)
 
 
@@ -236,15 +239,18 @@ class Solver(Problem):
             exact = self.equation.solution(points)
             noise = torch.randn(exact.shape, dtype=exact.dtype, generator=self.generator)
             self.observed = points, exact + NOISE * exact.square().mean().sqrt() * noise
-        self.fixed = self._points() if run.draws == "once" else None
+        self.fixed = None if run.draws == ANEW else self._points()
+        self.draws = 1
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw points of the domain."""
         low, high = torch.tensor(self.equation.domain, dtype=torch.float64).T
         return low + (high - low) * torch.rand(count, len(low), dtype=torch.float64, generator=generator)
 
-    def batch(self) -> Batch:
-        """The points of the next step."""
+    def batch(self, steps: int = 0) -> Batch:
+        """The points of the next step, or of the step that is under way where so many have begun."""
+        if self.run.draws == NOW_AND_THEN and (steps - 1) // STEPS_PER_DRAW >= self.draws:
+            self.fixed, self.draws = self._points(), self.draws + 1
         return self.fixed or self._points()
 
     def _points(self) -> Batch:
@@ -282,7 +288,7 @@ class Solver(Problem):
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """Half the mean squares of the residual inside and, times a factor, of the errors on the sides."""
-        equation, points = self.equation, self.batch()
+        equation, points = self.equation, self.batch(getattr(optimizer, "steps", 0))
         count = optimizer.count_rows if self.run.rows == DERIVATIVES else None
         fields = Fields(points.inside, *carried(model, points.inside, equation.weights, count), _unknown(model))
         parts = [equation.residual(fields), equation.factor * (model(points.given) - points.values)]

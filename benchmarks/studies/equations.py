@@ -22,21 +22,21 @@ from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training, check_length
 from ..core.tables import SIGNIFICANT, Cell, Section, Table, exact, grouped, holm, paired, pivot
 from ..core.tune import Search, Tried, around, choose
-from ..problems.equations import EQUATIONS, NONLINEAR, SOLVED, EquationRun
+from ..problems.equations import ANEW, EQUATIONS, NONLINEAR, NOW_AND_THEN, ONCE, SOLVED, EquationRun
 from ..train import DERIVATIVES, limit
 
-#: Most valuable first; those of True keep the points that were drawn at first.
+#: Most valuable first, with how their points are drawn.
 ARMS = {
-    Arm("none", "gauss-newton", "none"): False,
-    Arm("none", "self-scaled-bfgs", "none"): True,
-    Arm("none", "soap", "none"): False,
-    Arm("none", "soap", "whitened", None, DERIVATIVES): False,
-    Arm("none", "spring", "none"): False,
-    Arm("none", "nielsen", "none"): False,
-    Arm("none", "adam-lbfgs", "none"): True,
-    Arm("none", "muon", "none"): False,
-    Arm("none", "muon", "whitened", None, DERIVATIVES): False,
-    Arm("none", "adam", "none"): False,
+    Arm("none", "gauss-newton", "none"): ANEW,
+    Arm("none", "self-scaled-bfgs", "none"): NOW_AND_THEN,
+    Arm("none", "soap", "none"): ANEW,
+    Arm("none", "soap", "whitened", None, DERIVATIVES): ANEW,
+    Arm("none", "spring", "none"): ANEW,
+    Arm("none", "nielsen", "none"): ANEW,
+    Arm("none", "adam-lbfgs", "none"): ONCE,
+    Arm("none", "muon", "none"): ANEW,
+    Arm("none", "muon", "whitened", None, DERIVATIVES): ANEW,
+    Arm("none", "adam", "none"): ANEW,
 }
 RANDOM_FEATURES = Arm("none", "random-features", "none", hidden=1000)
 #: Of three hidden layers.
@@ -53,7 +53,7 @@ FAR = 3.0
 #: Runs of these equations by the first four arms are made again by `--varied`, on one seed with each of the changes;
 #: and SOAP's settings are chosen again on another seed, which says how far two searches of one arm lie apart.
 VARIED = "burgers", "reaction", "korteweg-de-vries"
-CHANGES: dict[str, Changes] = {"points that stay": {"draws": "once"}, "PyTorch's initialisation": {"start": "pytorch"}}
+CHANGES: dict[str, Changes] = {"points that stay": {"draws": ONCE}, "PyTorch's initialisation": {"start": "pytorch"}}
 SEED, AGAIN_ON, SOAP = 1, 101, Arm("none", "soap", "none")
 #: Damping that searches begin with.
 DAMPINGS = {"spring": 1e-4}
@@ -253,12 +253,12 @@ class EquationOptions(Training):
     varied: bool = False  # once the others are made: points that stay, PyTorch's initialisation, a second search
 
 
-def _arms(options: EquationOptions) -> list[tuple[Arm, bool]]:
-    """The arms of an equation, and whether their points stay."""
-    every = [(arm._replace(hidden=width), stays) for arm, stays in ARMS.items() for width in WIDTHS]
-    every.insert(4, (RANDOM_FEATURES, True))
+def _arms(options: EquationOptions) -> list[tuple[Arm, str]]:
+    """The arms of an equation, and how their points are drawn."""
+    every = [(arm._replace(hidden=width), draws) for arm, draws in ARMS.items() for width in WIDTHS]
+    every.insert(4, (RANDOM_FEATURES, ONCE))
     wanted = {"optimizer": options.optimizer, "hidden": options.width}
-    return [(arm, stays) for arm, stays in every if all(v in (None, getattr(arm, name)) for name, v in wanted.items())]
+    return [(arm, draws) for arm, draws in every if all(v in (None, getattr(arm, name)) for name, v in wanted.items())]
 
 
 def _run(options: EquationOptions, store: Store) -> None:
@@ -275,8 +275,8 @@ def _run(options: EquationOptions, store: Store) -> None:
         _vary(store, shown, lambda run: counts_first(replace(run, **limit(length, 0.25)), options.trials))
         return
     for equation in [name for name in EQUATIONS if options.equation in (None, name)]:
-        for each, stays in _arms(options):
-            like = EquationRun("", "none", equation=equation, draws="once" if stays else "anew", **limit(length, 0.25))
+        for each, draws in _arms(options):
+            like = EquationRun("", "none", equation=equation, draws=draws, **limit(length, 0.25))
             first = first_trial(like, each, damping=DAMPINGS.get(each.optimizer, 3.2e-3))
             slopes = around(replace(first, inner=2000), options.trials)
             search = slopes if each == RANDOM_FEATURES else counts_first(first, options.trials)

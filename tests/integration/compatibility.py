@@ -47,7 +47,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "evaluation untouched, on the fast path of transformers too": [
             "test_module_database.py::test_evaluation_is_untouched_on_torchs_fast_path_too"
         ],
-        "Opacus's per-sample gradients, reweighted": ["test_opacus.py::test_samples_are_rows"],
+        "equals Opacus's per-sample gradients, reweighted": ["test_opacus.py::test_samples_are_rows"],
     },
     "Training loops, against the plain loop": {
         "plain": ["test_loops.py::test_plain_loop_with_averages"],
