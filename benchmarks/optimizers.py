@@ -185,7 +185,7 @@ class SPRING(Optimizer):
         shifted.diagonal().add_(group["damping"])
         self.phi *= group["momentum"]
         right, (factor, failed) = (r - jacobian @ self.phi)[:, None], torch.linalg.cholesky_ex(shifted)
-        # Of a run that breaks down the matrix is not finite; then the weights are not either, and the run ends.
+        # A run that breaks down may have no factor; then the weights are not finite either, and the run ends.
         self.phi += torch.nan if failed else jacobian.mT @ torch.cholesky_solve(right, factor)[:, 0]
         self.steps += 1
         length = group["lr"] / (1 - group["momentum"] ** (2 * self.steps)) ** 0.5
@@ -225,6 +225,7 @@ class NielsensDamping(Optimizer):
                 self.mu *= max(1 / 3, 1 - (2 * gain - 1) ** 3)
                 return
             self.mu, nu = self.mu * nu, 2 * nu
+        self.mu /= 2.0**210  # as before these tries, for other points
         vector_to_parameters(start, weights.values())
 
 

@@ -137,7 +137,8 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     """
     row_scale, _, column_scale = rz_scaling(weight)
     input = _ScaledGradient.apply(input, 1 / column_scale)
-    return _ScaledGradient.apply(F.linear(input, weight, bias), 1 / row_scale)
+    # A view would not let an activation in place write.
+    return _ScaledGradient.apply(F.linear(input, weight, bias), 1 / row_scale).clone()
 
 
 def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
@@ -217,4 +218,4 @@ class _LayerHooks:
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         inverse_rows, self.inverse_rows = self.inverse_rows, None
-        return None if inverse_rows is None else _ScaledGradient.apply(output, inverse_rows)
+        return None if inverse_rows is None else _ScaledGradient.apply(output, inverse_rows).clone()

@@ -128,7 +128,18 @@ def rearrange(call: Call) -> Any:
             moved = replace(parameter, view=view)
             if moved.axes() is not None:
                 return moved
-    ids = run(lambda value: call.ids(value).expand(value.shape))
+    whole = list[Tensor]()
+
+    def spread(value: Value) -> Tensor:
+        ids = call.ids(value)
+        whole.extend([ids] * isinstance(value, ParameterView))
+        return ids.expand(value.shape)
+
+    ids = run(spread)
+    parts = [ids] if isinstance(ids, Tensor) else ids
+    for of_parameter in whole:  # what is left out of it stays as it is
+        left_out = ~torch.isin(of_parameter, torch.cat([part.flatten() for part in parts]))
+        call.channels.pin(of_parameter[left_out], f"left out by {call.label}")
     if isinstance(ids, Tensor):
         return call.result(ids)
     return [Activation(tuple(part.shape), call.channels.compress(part)) for part in ids]

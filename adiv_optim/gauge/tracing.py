@@ -3,7 +3,7 @@
 import itertools
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from ..rows.models import refuse_lazy, refuse_sharded
+from ..rows.models import overlaps, refuse_lazy, refuse_sharded
 from .call import Activation, Call, ParameterView
-from .channels import PINNED, Channels
+from .channels import PINNED, Channels, pinned
 from .graph import ChannelGraph, Entry
+from .layer_rules import batch_norm
 from .rules import RULES, rearrange
 
 
@@ -34,7 +35,7 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     Args:
         model: any module that torch.export can trace, in the mode (training or evaluation) that it will be used in. It
             is left as it was.
-        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments. All
+        example_input: the model's input, a tensor of the length that it will have; or a tuple of positional, or a dict of keyword arguments. All
             tensors that the model returns are pinned. torch.export cannot return a transformer's cache: pass
             `{"input_ids": tokens, "use_cache": False}`.
 
@@ -54,8 +55,8 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         4
     """
     program = _exported(model, example_input)
-    # Operations whose results nothing uses, as those for a log, would pin their inputs.
-    program.graph_module.graph.eliminate_dead_code()
+    # Operations whose results nothing uses, as those for a log, would pin their inputs; a region may write in place.
+    program.graph_module.graph.eliminate_dead_code(lambda node: node.is_impure() or _is_region(node))
     with torch.device("cpu"):  # where ids are, under any default device
         channels = Channels()
         outputs = _Interpreter(program.graph_module, channels).run(*_inputs(program, model))
@@ -93,20 +94,32 @@ def _exported(model: nn.Module, example_input: Any) -> Any:
 def _inputs(program: Any, model: nn.Module) -> list[Any]:
     """Return the values that a program begins with: of parameters, buffers, and the arguments of the model."""
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
-    parameters, buffers = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    buffers = model.named_buffers(remove_duplicate=False)
+    trained = dict(model.named_parameters(remove_duplicate=False))
+    shared = overlaps(dict(model.named_parameters()))
     first = dict[int, str]()  # a tied parameter has several names
-    names = {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(parameters, buffers)}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(trained.items(), buffers)}
     values = list[Any]()
     for node in program.graph.find_nodes(op="placeholder"):
         spec, fake = specs[node.name], node.meta.get("val")
         if not isinstance(fake, Tensor):
             values.append(fake)
-        elif spec.kind is InputKind.PARAMETER:
+        elif spec.kind is InputKind.PARAMETER and _may_move(trained[spec.target], shared):
             base = torch.empty(fake.shape, device="meta")
             values.append(ParameterView(names[spec.target], base, base))
-        else:  # a buffer, or a tensor without a name
+        else:  # a buffer, a tensor without a name, or a parameter that stays
             values.append(Activation.constant(fake.shape, names.get(spec.target, "")))
     return values
+
+
+def _may_move(parameter: nn.Parameter, shared: Container[int]) -> bool:
+    """Whether it can be rescaled: integers cannot, and memory that two parameters share would be twice."""
+    return id(parameter) not in shared and (parameter.is_floating_point() or parameter.is_complex())
+
+
+def _is_region(node: torch.fx.Node) -> bool:
+    """Whether a node is a graph in a context: of `with torch.autocast(…)`, say."""
+    return str(node.target).startswith("wrap_with_")
 
 
 class _Interpreter(torch.fx.Interpreter):
@@ -121,12 +134,16 @@ class _Interpreter(torch.fx.Interpreter):
         if node.op != "call_function" or node.target is operator.getitem:
             return super().run_node(node)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        if str(node.target).startswith("wrap_with_"):  # a graph and its arguments: of `with torch.autocast(…)`, say
+        if _is_region(node):
             place = next(place for place, value in enumerate(args) if isinstance(value, torch.fx.GraphModule))
             return _Interpreter(args[place], self.channels).run(*args[place + 1 :])
         call = _call(node, args, kwargs, self.channels)
         rule = RULES.get(call.name, Call.pin_all)
         result = rule(call)
+        for value in pytree.tree_leaves(call.arguments) if rule is not batch_norm else ():
+            if isinstance(value, Activation) and value.buffer:  # which no normalisation alone reads
+                still = pinned(len(value.shape))
+                self.channels.record(self.channels.buffers, value.buffer, Entry(value.shape, still, still))
         writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
         if writes and isinstance(node.args[0], torch.fx.Node):
             overwritten, why = self.env[node.args[0]], f"overwritten in place by {call.label}"
@@ -154,9 +171,11 @@ def _call(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any], c
     name = name if name in RULES else name.removesuffix("_")
     label = f"{name} in {path}" if path else name
     shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-    if not all(isinstance(size, int) for shape in shapes for size in shape):
+    is_number = isinstance(output, (torch.SymInt, torch.SymFloat, torch.SymBool)) and node.users
+    if is_number or not all(isinstance(size, int) for shape in shapes for size in shape):
         raise ValueError(
-            f"{label} returns a tensor whose shape depends on the values of its input; its channels cannot be followed."
+            f"{label} returns a number, or a tensor whose shape depends on the values of its input; its channels "
+            "cannot be followed."
         )
     return Call(node.target, name, arguments, output, label, channels)
 

@@ -168,7 +168,8 @@ class Scales(RightFactor):
         product = weight.view(self.shape or weight.shape)
         for place, factor in enumerate(self.factors):
             product = product.mul_(factor) if overwrite or place else product * factor
-        return [product.view(weight.shape)]
+        # Of one channel a group a view may have other strides than the weight, which no operation in place takes.
+        return [weight if overwrite and self.factors else product.view(weight.shape)]
 
     @cached_property
     def inverse(self) -> "Scales":

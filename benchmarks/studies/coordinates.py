@@ -237,8 +237,8 @@ def report_in_time(store: Store, name: str, folder: Path) -> Sections:
     crops = len({r["settings"]["crop"] for r in learned})
     caption = (
         f"Mean ± standard error over {crops} crops of two photographs; p of paired t tests. Settings: best of "
-        f"{fewest} trials in equal time on four crops of a third photograph, which also chose the "
-        f"features' deviation, 3 (pixels held out: {deviations}). Time: processor time in Adam's "
+        f"{fewest} trials in equal time on four crops of a third photograph. The features' deviation "
+        f"is 3 (held-out pixels of those crops: {deviations}). Time: processor time in Adam's "
         f"{measured['adam_ms']:.1f} ms, {ratios[0]['rounds']} rounds, quartiles within ± {100 * widest:.0f} %. "
         f"Every other pixel is held out. {machine(results[0]['environment'])}"
     )

@@ -91,7 +91,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         f"{name}-errors": _by_arm(
             medians,
             "≈: not shown to be above the lowest by paired t tests of logarithms, by Holm's correction within "
-            "nonlinear or linear equations; a run that broke down counts as 1. Median relative L2 error after "
+            "nonlinear or linear equations; a higher error than 1, and a run that broke down, count as 1. Median "
+            "relative L2 error after "
             f"{_length(results[0]['settings'])}, or the viscosity's",
         ),
         f"{name}-times": _by_arm(

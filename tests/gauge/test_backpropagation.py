@@ -104,6 +104,17 @@ def test_attached_composes_copies_is_traced_as_the_plain_one_and_comes_off():
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model)
 
 
+def test_an_activation_may_write_in_place():
+    models = [nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=inplace), nn.Linear(4, 2)) for inplace in (False, True)]
+    models[1].load_state_dict(models[0].state_dict())
+    x, gradients = torch.randn(5, 3), []
+    for model in models:
+        with uc_backpropagation(model):
+            gradients.append(torch.autograd.grad(model(x).square().sum(), [*model.parameters()]))
+    assert all(map(torch.equal, *gradients))
+    assert torch.equal(uc_linear(x, models[0][0].weight).relu_(), (x @ models[0][0].weight.T).relu())
+
+
 class Renaming(nn.Linear):
     def forward(self, hidden_states, scale=1.0):
         return scale * super().forward(hidden_states)

@@ -108,6 +108,61 @@ def test_masked_and_scaled_weights_keep_the_scales_of_their_channels(computed):
     assert gauge.trace(model, torch.randn(4, 6)).parameters["first.weight"].moves
 
 
+def tied_by_data():
+    first, last = nn.Linear(6, 4), nn.Linear(4, 6)
+    last.weight = nn.Parameter(first.weight.t())
+    return nn.Sequential(first, nn.ReLU(), last)
+
+
+def overwritten_in_a_region(model, x):
+    h = model.first(x).relu()
+    with torch.enable_grad():
+        h[:, :2] = h[:, 2:].tanh()
+    return model.last(h)
+
+
+def of_integers():
+    whole = nn.Parameter(torch.randint(-8, 8, (4, 6), dtype=torch.int8), requires_grad=False)
+    return Model(lambda m, x: m.last(F.linear(x, m.whole.to(x.dtype)).relu()), whole=whole, last=nn.Linear(4, 2))
+
+
+def with_statistics_read_twice():
+    def call(m: Model, x: Tensor) -> Tensor:
+        return m.last(m.norm(m.first(x)).relu()) * m.norm.running_var.mean()
+
+    norm = nn.BatchNorm1d(4, eps=1e-30)
+    norm.running_var.uniform_(0.5, 2)
+    return Model(call, first=nn.Linear(6, 4), norm=norm, last=nn.Linear(4, 2)).eval()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        tied_by_data, of_integers, with_statistics_read_twice,
+        lambda: Model(overwritten_in_a_region, first=nn.Linear(6, 4), last=nn.Linear(4, 2)),
+    ],
+    ids=["tied-by-data", "integers", "statistics", "region"],
+)  # fmt: skip
+def test_a_gauge_leaves_the_function_where_a_parameter_or_buffer_is_used_otherwise_too(build):
+    torch.manual_seed(0)
+    model, x = build(), torch.randn(5, 6)
+    graph, before = gauge.trace(model, x), model(x)
+    gauge.apply_gauge(model, graph, gauge.random_gauge(graph))
+    assert (model(x) - before).abs().max() <= 1e-10 * before.abs().max()
+
+
+def test_elements_of_a_parameter_that_the_traced_call_leaves_out_stay_as_they_are():
+    parts = {"first": nn.Linear(6, 4), "positions": nn.Parameter(torch.randn(9, 4)), "last": nn.Linear(4, 2)}
+    model = Model(lambda m, x: m.last((m.first(x) + m.positions[: len(x)]).relu()), **parts)
+    x, before = torch.randn(5, 6), model.positions.detach().clone()
+    graph, output = gauge.trace(model, x), model(x)
+    assert graph.free == 4
+    gauge.apply_gauge(model, graph, gauge.random_gauge(graph))
+    assert torch.allclose(model(x), output)
+    assert torch.equal(model.positions[5:], before[5:])
+    assert not torch.isclose(model.positions[:5], before[:5]).any()
+
+
 def test_pruned_weights_keep_the_scales_of_their_channels():
     model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6)
     prune.l1_unstructured(model[0], "weight", amount=0.3)

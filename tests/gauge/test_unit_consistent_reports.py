@@ -94,6 +94,19 @@ def test_less_than_half_is_told_and_half_is_not():
     wrap(frozen)  # what does not train is no part of the share
 
 
+def test_channels_last_weights_of_one_input_channel_step_as_others():
+    ends = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).to(memory_format=layout)
+        x = torch.randn(2, 1, 6, 6)
+        optimizer = UnitConsistent(torch.optim.AdamW(model.parameters(), lr=0.1), model, example_input=x)
+        model(x).square().sum().backward()
+        optimizer.step()
+        ends.append([p.detach() for p in model.parameters()])
+    assert all(torch.allclose(p, other, rtol=1e-12) for p, other in zip(*ends, strict=True))
+
+
 def test_a_graph_of_another_model_is_refused():
     graph = gauge.trace(mlp(), torch.ones(2, 6))
     model = nn.Sequential(nn.Linear(6, 8, bias=False), *mlp()[1:])
