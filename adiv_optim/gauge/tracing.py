@@ -35,8 +35,9 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     Args:
         model: any module that torch.export can trace, in the mode (training or evaluation) that it will be used in. It
             is left as it was.
-        example_input: the model's input, a tensor of the length that it will have; or a tuple of positional, or a dict of keyword arguments. All
-            tensors that the model returns are pinned. torch.export cannot return a transformer's cache: pass
+        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments. All
+            tensors that the model returns are pinned, and elements of parameters that it does not use, as positions
+            beyond its length. torch.export cannot return a transformer's cache: pass
             `{"input_ids": tokens, "use_cache": False}`.
 
     Returns:
