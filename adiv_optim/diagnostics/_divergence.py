@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from ..optim import OptimizerWrapper
 from ..rows.layers import Corrected, plain_type
 from ..rows.models import label, refuse_attached
 from ._copies import Step, check_optimizer, take_step, twins
-from ._result import Divergence, LayerDivergence, summarise
-from ._rows import MeasuredRows, closed_rows, general_rows, has_closed_form
+from ._result import Divergence, LayerDivergence, joined, summarise
+from ._rows import closed_rows, general_rows, has_closed_form
 
 
 def divergence(
@@ -122,7 +123,7 @@ def divergence(
         chosen, left_out = choose_layers(twin, layers)
         left_out |= {path: why for path, layer in chosen.items() if (why := _why_unmeasured(layer))}
         watched = {path: layer for path, layer in chosen.items() if path not in left_out}
-        step = take_step(twin, twin_optimizer, Batch(loss_fn, inputs, targets), watched)
+        step = take_step(twin, twin_optimizer, Batch(partial(_loss_of_copy, model, loss_fn), inputs, targets), watched)
 
     measured = {}
     names = {id(p): name for name, p in twin.named_parameters()}
@@ -148,6 +149,20 @@ def divergence(
         descent=-rise / rate if rate else math.nan,
         optimizer=None if optimizer is None else _class_names(optimizer),
     )
+
+
+def _loss_of_copy(model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], output: Any, targets: Any) -> Tensor:
+    """Return the loss, which is to depend on the copy of the model alone."""
+    loss = loss_fn(output, targets)
+    if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+        if any(gradient is not None for gradient in found):
+            raise ValueError(
+                "divergence runs a copy of the model, and loss_fn reads parameters of the model itself; compute what "
+                "depends on them, such as a penalty, in its forward."
+            )
+    return loss
 
 
 def _class_names(optimizer: Optimizer) -> str:
@@ -184,20 +199,20 @@ def _measure(
     try:
         for call in calls:
             part, count = measure_rows(layer, call, change, max_rows)
-            parts.append(part._replace(row_index=part.row_index + total_rows))
+            moved = part._replace(row_index=part.row_index + total_rows)
+            parts.append(summarise(moved, list(change), by_optimizer))  # calls may differ in the width of their rows
             total_rows += count
     except (RuntimeError, IndexError, ValueError) as error:
         if has_closed_form(layer) or isinstance(error, torch.OutOfMemoryError):
             raise
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return f"its rows cannot be differentiated one by one: {first}"
-    rows = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
     return LayerDivergence(
         kind=plain_type(layer).__name__,
         correction=repr(layer._correction) if isinstance(layer, Corrected) else None,
         total_rows=total_rows,
         descent=-sum(_inner_product(change[local], step.plain.get(name)) for local, name in names.items()),
-        **summarise(rows, list(change), by_optimizer),
+        **joined(parts),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ._rows import MeasuredRows
@@ -160,6 +161,13 @@ def summarise(rows: MeasuredRows, parameters: list[str], by_optimizer: bool) -> 
         "squared_norm": rows.squared_norm.cpu(),
         "responsibility": dict(zip(parameters, shares.cpu().unbind(-1), strict=True)),
     }
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put what `summarise` returned of several calls behind each other."""
+    shares = [part.pop("responsibility") for part in parts]
+    whole: dict[str, Any] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return whole | {"responsibility": {name: torch.cat([each[name] for each in shares]) for name in shares[0]}}
 
 
 def _moments(name: str, values: Tensor) -> dict[str, float]:

@@ -50,7 +50,7 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     with two passes forward and three backward per measured row under vmap. The layer treats the samples of its inputs,
     their first dimension, separately; `step` holds Δθ/η by parameter.
     """
-    inputs, grad_output = batched(layer, *call)
+    inputs, grad_output = batched(layer, call.inputs, call.grad_output)
     trained, run = pure(layer)
     rows = as_rows(layer, grad_output)
     groups, count, features = rows.shape
@@ -76,7 +76,9 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
         gains = {name: part.square().sum() for name, part in contribution.items()}
         return gains, jvp(output, trained, contribution)
 
-    at_once = max(1, CONTRIBUTION_NUMBERS // sum(p.numel() for p in trained.values()))
+    # Every row takes its sample along.
+    of_sample = sum(tensor.numel() for tensor in (*inputs, grad_output)) // len(grad_output)
+    at_once = max(1, CONTRIBUTION_NUMBERS // max(of_sample, sum(p.numel() for p in trained.values())))
     per_row = vmap(own_part, randomness="different", chunk_size=at_once)
     gains, own_movement = per_row(place, direction, *(tensor[sample] for tensor in inputs))
     measured_samples, which = sample.unique(return_inverse=True)
@@ -118,7 +120,7 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     :math:`-\eta\, (c_k \cdot x_k + b_k)\, g_k`; the whole step moves it by :math:`\Delta W x_k + \Delta b`.
     """
     dtype = wide_dtype(layer.get_parameter("weight"))
-    (input,), grad_output = call
+    (input,), grad_output = call.read, call.grad_output
     rows = _rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
     layout = Layout.of(layer)
     groups = layout.groups

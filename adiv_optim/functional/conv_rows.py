@@ -83,7 +83,7 @@ class ConvRows(TrainedParameters):
             return count, sum_of_g
         slices = batch_slices(self.grad_output)
         x_g = reduce(torch.add, (self._weight_gradient(self.grad_output[part], part, dtype) for part in slices))
-        x_g = x_g.flatten(1).unflatten(0, (groups, -1)).mT
+        x_g = x_g.reshape(groups, -1, x_g[0].numel()).mT
         gram, sum_of_x = sums_over_patches(self.patches, dtype)
         if not self.needs_bias:
             return gram, x_g
@@ -101,13 +101,17 @@ class ConvRows(TrainedParameters):
 
     def _grad_rows(self) -> Tensor:
         """Return the output gradients as (groups, rows, channels)."""
-        grouped = self.grad_output.unflatten(1, (self.patches.geometry.groups, -1))
-        return grouped.movedim(1, 0).movedim(2, -1).flatten(1, -2)
+        samples, channels, *positions = self.grad_output.shape
+        groups = self.patches.geometry.groups  # reshaped, as `unflatten` has no rule for gradients in batches
+        grouped = self.grad_output.reshape(samples, groups, channels // groups, *positions)
+        return grouped.movedim(1, 0).movedim(2, -1).reshape(groups, -1, channels // groups)
 
     def with_grad_rows(self, grad_rows: Tensor) -> "ConvRows":
         """Return the same patches with other output gradients, (groups, rows, channels), of any number of channels."""
         samples, _, *positions = self.grad_output.shape
-        grad_output = grad_rows.unflatten(1, (samples, *positions)).movedim(0, 1).movedim(-1, 2).flatten(1, 2)
+        groups, _, channels = grad_rows.shape
+        grad_output = grad_rows.reshape(groups, samples, *positions, channels)
+        grad_output = grad_output.movedim(0, 1).movedim(-1, 2).reshape(samples, groups * channels, *positions)
         weight = self.weight.new_empty(grad_output.shape[1], *self.weight.shape[1:])
         return ConvRows(self.patches, grad_output, weight, self.needs_weight, self.needs_bias, self.label)
 
@@ -126,5 +130,6 @@ def conv_gradient(
 
 def _rescale_groups(grad_output: Tensor, scale: Tensor) -> Tensor:
     """Multiply (N, C_out, *out) by (N, groups, *out), a scale for all channels of a group, in the wider dtype."""
-    grouped = grad_output.unflatten(1, (scale.shape[1], -1))
-    return (grouped * scale.unsqueeze(2)).flatten(1, 2)
+    samples, channels, *positions = grad_output.shape
+    grouped = grad_output.reshape(samples, scale.shape[1], channels // scale.shape[1], *positions)
+    return (grouped * scale.unsqueeze(2)).reshape(samples, channels, *positions)

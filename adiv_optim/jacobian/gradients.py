@@ -44,6 +44,8 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
     if why := why_mixed(*layer.modules()):
         raise ValueError(f"{why}; none has a Jacobian of its own.")
     trained, run = pure(layer)
+    if any(parameter.is_complex() for parameter in trained.values()):
+        raise ValueError(f"{type(layer).__name__} is complex, and has no real Jacobian.")
     if not trained:
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
 
@@ -181,6 +183,8 @@ def _check_layers(chosen: Mapping[str, nn.Module]) -> None:
     for path, layer in chosen.items():
         if why := why_mixed(*layer.modules()):
             raise ValueError(f"{label(path)}: {why}; none has a Jacobian of its own: leave it out of `layers`.")
+        if any(parameter.is_complex() for parameter in layer.parameters()):
+            raise ValueError(f"{label(path)} is complex, and has no real Jacobian; leave it out of `layers`.")
         if not any(parameter.requires_grad for parameter in layer.parameters()):
             raise ValueError(f"{label(path)} has no trainable parameter; leave it out of `layers`.")
         below = {id(module) for module in layer.modules() if module is not layer}
@@ -193,7 +197,7 @@ def _call_gradients(
     path: str, layer: nn.Module, call: Call, correction: Correction | None, chunk_size: int | None
 ) -> dict[str, Tensor]:
     """Return Σ_k s_k J_kᵀ g_k over the rows of a call."""
-    inputs, grad_output = batched(layer, *call)
+    inputs, grad_output = batched(layer, call.inputs, call.grad_output)
     samples = len(grad_output)
     trained = {name: p for name, p in layer.named_parameters() if p.requires_grad}
     totals = {name: torch.zeros_like(at_least_float32(p.detach())) for name, p in trained.items()}

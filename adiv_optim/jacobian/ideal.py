@@ -58,6 +58,8 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     if not trained:
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    if any(parameter.is_complex() for parameter in trained.values()):
+        raise ValueError(f"ideal_update: {type(module).__name__} is complex, and has no real Jacobian.")
     with torch.enable_grad(), same_randomness(module):  # without gradients an LSTM saves too little for a backward pass
         output, pull_back = vjp(lambda trained: run(trained, *arguments), trained)[:2]  # without has_aux there are two
     if not isinstance(output, Tensor):

@@ -161,7 +161,8 @@ def _why_left_out(module: nn.Module) -> str | None:
         return f"{type(module).__name__} is left out by default"
     if any(name != "parametrizations" for name, _ in module.named_children()):
         return f"{type(module).__name__} has submodules"
-    return None
+    is_complex = any(parameter.is_complex() for parameter in module.parameters())
+    return "it computes with complex numbers, whose rows are not measured" if is_complex else None
 
 
 def why_mixed(*modules: nn.Module) -> str | None:

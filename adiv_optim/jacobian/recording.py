@@ -1,5 +1,6 @@
 """One forward and backward pass of a model, with the calls of its layers."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,9 +15,10 @@ from .modules import copied, generator_states
 
 
 class Call(NamedTuple):
-    """The inputs of a layer's call, as they were then, and dL/dz of its output."""
+    """A layer's call: what it was given and what it read, behind its pre-hooks, as that was then; and dL/dz."""
 
     inputs: tuple[Tensor, ...]
+    read: tuple[Tensor, ...]
     grad_output: Tensor
 
 
@@ -57,13 +59,14 @@ def differentiate(model: nn.Module, batch: Batch, layers: dict[str, nn.Module], 
             raise ValueError(f"{name} has no Jacobian: {reason}; name other `layers`.")
         loss = _checked_loss(batch.loss_fn(output, batch.targets))
         recorded = list(recorder.calls)
+        _refuse_reentrant_checkpoints(loss)
         outputs = [output for *_, output in recorded]
         # Within the hooks: a checkpoint must recompute the same graph.
         computed = torch.autograd.grad(loss, [*outputs, *parameters.values()], allow_unused=True)
     calls: dict[str, list[Call]] = {}
-    for (path, call_inputs, _), gradient in zip(recorded, computed, strict=False):
+    for (path, call_inputs, read, _), gradient in zip(recorded, computed, strict=False):
         if gradient is not None and path not in recorder.refused:
-            calls.setdefault(path, []).append(Call(call_inputs, gradient))
+            calls.setdefault(path, []).append(Call(call_inputs, read, gradient))
     by_name = zip(parameters.items(), computed[len(recorded) :], strict=True)
     # Copied, as both summands of p + q get one gradient; and laid out as parameters are, which fused optimizers expect.
     gradients = {
@@ -84,16 +87,31 @@ def _checked_loss(loss: Any) -> Tensor:
     return loss
 
 
+def _refuse_reentrant_checkpoints(loss: Tensor) -> None:
+    """Raise a ValueError where layers ran without gradients, to run again in a backward pass."""
+    waiting, met = [loss.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in met:
+            met.add(node)
+            if node.name() == "CheckpointFunctionBackward":
+                raise ValueError(
+                    "a reentrant checkpoint hides the calls of its layers; write checkpoint(…, use_reentrant=False)."
+                )
+            waiting += [following for following, _ in node.next_functions]
+
+
 class _Recorder:
     """Hooks that keep the inputs of layers as they were, and their outputs, call by call; see `differentiate`."""
 
     def __init__(self, layers: dict[str, nn.Module], freeze: bool) -> None:
         self.layers, self.freeze = layers, freeze
-        self.calls: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
+        self.calls: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...], Tensor]] = []
         self.refused: dict[str, str] = {}
         self.changed: set[str] = set()
-        #: Of the calls that have not returned: the inputs, and the states of the random generators.
-        self._open_calls: dict[str, tuple[tuple[Tensor, ...], list[Any]]] = {}
+        #: Of the calls that have not returned: the inputs, copies of them, and the states of the random generators.
+        self._open_calls: dict[str, tuple[tuple[Any, ...], tuple[Tensor, ...], list[Any]]] = {}
+        self._read: dict[str, tuple[Tensor, ...]] = {}
         #: What layers themselves have returned.
         self._returned: dict[str, Any] = {}
         self._trained = {path: [p for p in layer.parameters() if p.requires_grad] for path, layer in layers.items()}
@@ -103,7 +121,9 @@ class _Recorder:
         with ExitStack() as cleanup:
             for path, layer in self.layers.items():
                 cleanup.callback(self._set_trainable, path, True)
-                cleanup.callback(layer.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True).remove)
+                enter = partial(self._enter, path)  # before hooks that compute a weight, which are to find it frozen
+                cleanup.callback(layer.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+                cleanup.callback(layer.register_forward_pre_hook(partial(self._note_read, path)).remove)
                 cleanup.callback(layer.register_forward_hook(partial(self._return, path), prepend=True).remove)
                 cleanup.callback(layer.register_forward_hook(partial(self._leave, path)).remove)
             yield
@@ -115,10 +135,13 @@ class _Recorder:
     def _enter(self, path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not args or kwargs or not all(isinstance(arg, Tensor) for arg in args):
             self.refused[path] = "it was not called with tensors alone, by position"
-        # A copy: code behind the layer may work in place.
-        inputs = tuple(arg.detach().clone() for arg in args if isinstance(arg, Tensor))
         self._set_trainable(path, False)
-        self._open_calls[path] = inputs, generator_states(layer)
+        self._open_calls[path] = args, _copies(args), generator_states(layer)
+
+    def _note_read(self, path: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        given, copies, _ = self._open_calls[path]
+        is_same = len(args) == len(given) and all(map(operator.is_, args, given))
+        self._read[path] = copies if is_same else _copies(args)
 
     def _return(self, path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._returned[path] = output
@@ -129,7 +152,8 @@ class _Recorder:
         if isinstance(output, Tensor) and not output.requires_grad:
             output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
         self._set_trainable(path, True)
-        inputs, states = self._open_calls.pop(path)
+        _, inputs, states = self._open_calls.pop(path)
+        read = self._read.pop(path)
         after = generator_states(layer)
         if not all(torch.equal(state, now) for (*_, state), (*_, now) in zip(states, after, strict=False)):
             self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
@@ -137,6 +161,11 @@ class _Recorder:
             self.refused[path] = f"it returned {type(output).__name__}; only a layer that returns one tensor has rows"
         elif path not in self.refused and (self.freeze or output.requires_grad):
             output = output if output.requires_grad else output.detach().requires_grad_()
-            self.calls.append((path, inputs, output))
+            self.calls.append((path, inputs, read, output))
             return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone
         return output
+
+
+def _copies(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    # Code behind the layer may work in place.
+    return tuple(arg.detach().clone() for arg in args if isinstance(arg, Tensor))

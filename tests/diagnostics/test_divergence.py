@@ -235,6 +235,40 @@ def test_layer_called_twice_moves_by_both_calls():
     agrees(found.gain[3:], torch.tanh(layer(x)).square().sum(1).detach() + 1)
 
 
+class Swish(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.beta = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.beta * x)
+
+
+def test_a_layer_called_on_rows_of_several_widths_has_the_rows_of_all():
+    act = Swish()
+    model, x = nn.Sequential(nn.Linear(3, 8), act, nn.Linear(8, 4), act, nn.Linear(4, 1)), torch.randn(6, 3)
+    found = divergence(model, weighted, x, torch.randn(6, 1)).layers["1"]
+    assert found.total_rows == len(found.cosine) == 12
+    assert found.index.tolist() == [*range(12)]
+
+
+# torch's own notice: nn.Bilinear has no batching rule.
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_a_hook_before_a_layer_runs_once():
+    layer, x = nn.Bilinear(3, 3, 2), torch.randn(5, 3)
+    plain, g = layer_jacobians(layer, x / 2, x), torch.randn(5, 2)
+    layer.register_forward_pre_hook(lambda layer, args: (args[0] / 2, args[1]))
+    found = divergence(layer, weighted, (x, x), g).layers[""]
+    pulled = sum(torch.einsum("bo...,bo->b...", j, g).flatten(1).square().sum(1) for j in plain.values())
+    agrees(found.gain, pulled / g.square().sum(1))
+
+
+def test_a_loss_that_reads_the_model_itself_is_refused():
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
+    with pytest.raises(ValueError, match="loss_fn reads parameters of the model itself; compute what depends on them"):
+        divergence(model, lambda z, g: weighted(z, g) + model.weight.square().sum(), x, torch.randn(5, 2))
+
+
 def test_descent_is_the_inner_product_with_the_plain_gradient_under_one_dropout_mask():
     model, x, y = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 2)), torch.randn(6, 4), torch.randn(6, 2)
     state = torch.get_rng_state()

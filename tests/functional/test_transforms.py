@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
-from adiv_optim import BatchIdeal, Disproportional, Proportional, functional
+from adiv_optim import BatchIdeal, Disproportional, Proportional, attach, functional
 from tests.helpers.cases import CORRECTIONS, LAYERS, apply, each_correction, gradients, relative_error
 from tests.helpers.covering import paired
 from tests.helpers.modules import Model
@@ -106,6 +106,16 @@ def linear_and_convolution(x, conv_weight, conv_bias, weight, bias):
 
 # pytest runs with warnings as errors; what inductor itself deprecates is none of ours.
 @pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor", "ignore::UserWarning:torch._dynamo")
+def test_gradients_in_a_batch_are_a_loop_over_them_for_a_convolution_too():
+    for rule in RULES.values():
+        layer, x = attach(nn.Conv2d(4, 6, 3, groups=2).double(), rule), torch.randn(3, 4, 5, 5, dtype=torch.float64)
+        several = torch.randn(2, 3, 6, 3, 3, dtype=torch.float64)
+        found = torch.autograd.grad(layer(x), [*layer.parameters()], several, is_grads_batched=True)
+        each = [torch.autograd.grad(layer(x), [*layer.parameters()], gradient) for gradient in several]
+        for together, *alone in zip(found, *each, strict=True):
+            assert relative_error(together, torch.stack(alone)) <= EXACT
+
+
 @pytest.mark.parametrize(("backend", "half"), [("inductor", False), ("aot_eager", True)], ids=str)
 def test_compiled_without_graph_breaks_gives_the_same_gradients(backend, half):
     """Under autocast too, in which torch.compile traces the backward pass of what was called within."""

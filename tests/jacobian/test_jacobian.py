@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 from adiv_optim import BatchIdeal, Disproportional, Proportional, attach, jacobian
 from tests.helpers.cases import relative_error
@@ -153,6 +154,15 @@ def test_a_parameter_of_no_dimensions_has_a_gradient():
     f = x.square().mean(-1, keepdim=True)  # tr(JJᵀ) / m
     wanted = ((2 * x - 0.5) * 2 / x.numel() * x / f).sum()
     assert relative_error(jacobian.corrected_gradients(model, squares, x, 0.5, Proportional())["gain"], wanted) <= EXACT
+
+
+def test_hooks_before_a_layer_run_once():
+    model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
+    prune.random_unstructured(model[0], "weight", 0.3)
+    model[4].register_forward_pre_hook(lambda layer, args: (args[0] / 2,))
+    squares(model(x), 0.5).backward()
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, None)
+    assert all(relative_error(found[name], p.grad) <= EXACT for name, p in model.named_parameters())
 
 
 def test_a_layer_at_two_places_goes_by_either_path():

@@ -148,6 +148,15 @@ ERRORS = {
         lambda: Model(lambda model, x: model.blocks[0](x), blocks=nn.ModuleList([nn.Linear(4, 2)])),
         {"layers": ["blocks"]}, ValueError, "blocks.0.weight has a gradient, and no call of layer 'blocks' was seen",
     ),
+    "complex": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2, dtype=torch.cfloat)), {"layers": ["1"]},
+        ValueError, "layer '1' is complex, and has no real Jacobian",
+    ),
+    "reentrant-checkpoint": (
+        lambda: Model(lambda m, x: m.last(checkpoint(m.first, x.clone().requires_grad_(), use_reentrant=True)),
+                      first=nn.Linear(4, 4), last=nn.Linear(4, 2)), {},
+        ValueError, r"a reentrant checkpoint hides the calls of its layers; write .*use_reentrant=False",
+    ),
     "layer-in-a-layer": (
         lambda: nn.Sequential(mlp()), {"layers": ["0.0", "0"]},
         ValueError, r"names '0\.0', which is inside '0'.*name one",
@@ -182,6 +191,7 @@ NO_JACOBIANS = {
     "nothing-trained": (nn.Tanh(), {}, ValueError, "Tanh has no trainable parameter"),
     "attached": (attach(nn.Linear(4, 2), Proportional()), {}, ValueError, r"already has a correction.*detach\(model\)"),
     "chunk-size": (nn.Linear(4, 2), {"chunk_size": -1}, ValueError, "chunk_size"),
+    "complex": (nn.Linear(4, 2, dtype=torch.cfloat), {}, ValueError, "Linear is complex, and has no real Jacobian"),
     "batch-norm": (nn.BatchNorm1d(4), {}, ValueError, "BatchNorm1d mixes the samples of a batch"),
     "two-tensors": (two_tensors(), {}, TypeError, "Model returned tuple; it must return one tensor"),
 }
