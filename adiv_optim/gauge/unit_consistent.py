@@ -16,7 +16,7 @@ from ..optim.parameters import check_model, unwrapped
 from ..optim.roots import Scales
 from ..optim.step import Stack
 from ..optim.wrapper import OURS
-from ..rows.models import FSDP1_REMEDY, IN_SKIP, Coverage, Skip, named_in_skip, overlaps, refuse_sharded
+from ..rows.models import FSDP1_REMEDY, IN_SKIP, Coverage, Skip, listed, named_in_skip, overlaps, refuse_sharded
 from .gauges import NetworkGauge
 from .graph import ChannelGraph, Factors
 from .network import network_scales
@@ -207,5 +207,5 @@ class UnitConsistent(Mapped):
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = trace(model, example_input)
         graph.check(dict(model.named_parameters()), graph.parameters)
-        skip = skip if isinstance(skip, str) else tuple(skip)
+        skip = listed(skip)
         super().__init__(optimizer, ChannelScales(model, graph, gauge, skip))

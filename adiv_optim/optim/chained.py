@@ -65,8 +65,8 @@ class ChainedOptimizer(Optimizer):
     around it. `step(closure)` calls the closure once, then each optimizer's `step()` in turn. The optimizers stay
     usable: `chained.optimizers[0].state_dict()` is the state dict of Muon alone, and loads one.
 
-    A scheduler of the whole sets each group's learning rate from its own `initial_lr`. `defaults` is empty, so that
-    OneCycleLR wants `cycle_momentum=False`.
+    A scheduler of the whole sets each group's learning rate from its own `initial_lr`; OneCycleLR wants a list of
+    `max_lr`, and `cycle_momentum=False`, as `defaults` is empty.
 
     Args:
         optimizers: built already, each on parameters of its own.
@@ -126,9 +126,12 @@ class ChainedOptimizer(Optimizer):
 
     @state.setter
     def state(self, value: Mapping[Any, Any]) -> None:
-        entries = dict(value)
+        owners = [
+            (self.state._of(key), key, entry) for key, entry in value.items()
+        ]  # or a KeyError before anything changes
         self.state.clear()
-        self.state.update(entries)
+        for state, key, entry in owners:
+            state[key] = entry
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]

@@ -11,7 +11,7 @@ from .._device import has_gradient
 from ..attach import attach, correction_coverage, detach, extend
 from ..corrections import Correction
 from ..rows.layers import Corrected
-from ..rows.models import UNCALLED, Coverage, Skip, describe_uncalled
+from ..rows.models import UNCALLED, Coverage, Skip, describe_uncalled, listed
 from .parameters import OUTSIDE, check_same_parameters, report
 from .wrapper import OptimizerWrapper
 
@@ -73,7 +73,7 @@ class GradientOnly(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
-        skip = skip if isinstance(skip, str) else tuple(skip)  # attach refuses a string
+        skip = listed(skip)
         self.model = attach(model, correction, skip=skip, strict=strict)
         self._attach_arguments = {"correction": correction, "skip": skip, "strict": strict}
         coverage = self.coverage()

@@ -184,7 +184,8 @@ class Measurements:
                 # A flat checkpoint that lacks a name has given an empty dict for it.
                 saved = {n: entries[n] for n in names if entries[n] != {}}
                 if saved and key in parameters:  # else the optimizer refuses the groups
-                    wanted = self._named(remembered.get(parameters[key], {}))
+                    # Of a layer that did not train yet, and does now, there are its steps alone.
+                    wanted = self._named(remembered.get(parameters[key], {}) if len(saved) > 1 else {})
                     check_like(saved, wanted, f"{self.name}: state_dict[{part!r}][{key!r}]", _REMEDY)
                     loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in saved.items()}
                 left = {n: value for n, value in entries.items() if n not in names} if names else entries

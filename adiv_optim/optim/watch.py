@@ -9,7 +9,7 @@ from torch.linalg import LinAlgError
 from .. import _device
 from .._checks import check_count, check_not_negative, warn
 from .._distributed import process_group_of
-from ..rows.models import FSDP1_REMEDY, SHARED_MEMORY, Skip, named_in_skip, refuse_lazy, refuse_sharded
+from ..rows.models import FSDP1_REMEDY, SHARED_MEMORY, Skip, listed, named_in_skip, refuse_lazy, refuse_sharded
 from .covariance import MeanSquare, stacked_covariance
 from .eligible_layers import eligible_layers, refuse_private_gradients
 from .layer_inputs import LayerInputs
@@ -55,7 +55,7 @@ class Watch(Measurements):
         check_count(name, every=every)
         self.name, self.model, self.change = name, unwrapped(model), change
         self.every, self.decay, self.process_group = every, float(decay), process_group
-        self.skip = skip if isinstance(skip, str) else tuple(skip)
+        self.skip = listed(skip)
         self.settings = {**settings, "decay": decay, "every": every, "process_group": process_group, "skip": self.skip}
         refuse_sharded(name, self.model, FSDP1_REMEDY, only_flat=True)
         refuse_lazy(name, self.model, named_in_skip(self.model, self.skip))
@@ -86,7 +86,7 @@ class Watch(Measurements):
         return [[len(group["params"]) for group in groups], private, unparametrized, *_device.addresses(parameters)]
 
     def expect(self, weights: Iterable[Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
-        self._expected, self._signature = {*weights}, []
+        self._expected, self._signature = {*weights}, [None]  # not as at first
         self.find(groups)
 
     def _find(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -241,7 +241,7 @@ class Watch(Measurements):
             device, dtype = layer.weight.device, _device.wide_dtype(layer.weight)
             statistics = [entries.get(f"{n}", zeros).to(device, dtype) for n, zeros in enumerate(new.statistics)]
             layer.covariance = new.with_statistics(statistics, entries.get("rows", 0.0))
-            layer.last_scale = float(entries.get("last", 0.0))
+            layer.last_scale = float(entries.get("last", 0.0)) if self.change.holds else 0.0
         factors, errors = self.factorise({layer: layer.covariance for layer in self.layers})
         for layer in self.layers:
             layer.factors, layer.failures = factors.get(layer), int(layer in errors)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from .._torch import plain_tensor
@@ -155,7 +156,7 @@ class Layout(NamedTuple):
         """Return the layout of a layer's weight and bias."""
         # Corrected or not; the weight of a transposed one is (in_features, out_features).
         transposed = issubclass(corrected_type(plain_type(module)) or nn.Module, CorrectedTransposed)
-        return cls(transposed, int(getattr(module, "groups", 1)))
+        return cls(transposed, int(getattr(module, "groups", 1)) if isinstance(module, _ConvNd) else 1)
 
     def features(self, weight: Tensor) -> int:
         """Return how many features a row of the layer has on this process."""

@@ -65,18 +65,23 @@ def first_argument(layer: nn.Module, kwargs: Collection[str]) -> str:
     return next(name for name in [*inspect.signature(layer.forward).parameters, *kwargs] if name in kwargs)
 
 
+def listed(skip: Skip) -> tuple[str | type[nn.Module], ...]:
+    """Return the entries of `skip`; a TypeError where it is a single one."""
+    if isinstance(skip, str) or not isinstance(skip, Iterable):
+        raise TypeError(f"skip is {skip!r}; pass a list of paths or types: skip=[…], or [] for none.")
+    return tuple(skip)
+
+
 def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False) -> set[nn.Module]:
     """Return the modules that `skip` names, and all below them.
 
     Raises:
-        TypeError: `skip` is a string.
+        TypeError: `skip` is no list.
         ValueError: the model has no module that an entry names, unless entries `may_be_missing`.
     """
-    if isinstance(skip, str):
-        raise TypeError(f"skip is the string {skip!r}; pass a list of paths or types: skip=[{skip!r}].")
     modules = dict(model.named_modules(remove_duplicate=False))
     skipped: set[nn.Module] = set()
-    for entry in skip:
+    for entry in listed(skip):
         if isinstance(entry, type):
             roots = [module for module in modules.values() if isinstance(module, entry)]
         else:

@@ -145,7 +145,7 @@ ERRORS = {
     ),
     "skip-path": (Net, {"skip": ["haed"]}, ValueError, r"skip names 'haed'.*'head'"),
     "skip-type": (Net, {"skip": [nn.Conv3d]}, ValueError, "skip names .*Conv3d"),
-    "skip-string": (Net, {"skip": "head"}, TypeError, r"skip=\['head'\]"),
+    "skip-string": (Net, {"skip": "head"}, TypeError, r"skip is 'head'; pass a list"),
     "nothing": (lambda: nn.Sequential(nn.Tanh()), {}, ValueError, "nothing to correct: .*Sequential, Tanh"),
     "complex-only": (lambda: nn.Linear(3, 2, dtype=torch.complex64), {}, ValueError, "that are neither complex nor"),
     "subclass-only": (lambda: Doubled(3, 2), {}, ValueError, "nothing to correct: .*Doubled"),

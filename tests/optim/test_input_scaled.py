@@ -126,3 +126,16 @@ def test_float16_weights_that_underflow_in_the_steps_variables_are_no_zeros():
     layer(torch.full((1, 4), 0.01).half()).sum().backward()
     optimizer.step()
     assert torch.equal(layer.weight, before)
+
+
+def test_a_scale_that_was_held_is_forgotten_by_an_optimizer_that_holds_none():
+    layer = nn.Linear(4, 2, bias=False)
+    saved = InputScaled(sgd(layer), layer, every=1, decay=0.0, hold=True)
+    stepped(layer, saved, 2 * torch.ones(3, 4))
+    plain, again = (InputScaled(sgd(layer), layer, every=1, decay=0.0, hold=hold) for hold in (False, True))
+    plain.load_state_dict(saved.state_dict())
+    stepped(layer, plain, 20 * torch.ones(3, 4))
+    again.load_state_dict(plain.state_dict())
+    before = layer.weight.detach().clone()
+    stepped(layer, again, 20 * torch.ones(3, 4))
+    assert (layer.weight - before).abs().max() < 0.5 * before.abs().max()  # by a step; shrunk it would be a tenth

@@ -73,9 +73,9 @@ def test_copies_checkpoints_and_later_groups_know_what_is_skipped(name):
     [
         (["haed"], ValueError, r"skip names 'haed', which the model does not have; its modules are '', '0'"),
         ([nn.Conv3d], ValueError, "skip names .*Conv3d"),
-        ("0", TypeError, r"skip=\['0'\]"),
+        *((one, TypeError, r"skip is .*; pass a list of paths or types") for one in ("0", None, nn.Linear)),
     ],
-    ids=["path", "type", "string"],
+    ids=["path", "type", "string", "none", "a type"],
 )
 def test_skipping_what_is_not_there_is_an_error(name, skip, error, message):
     with pytest.raises(error, match=message):

@@ -111,6 +111,18 @@ def test_a_number_that_an_optimizer_keeps_beside_its_parameters_is_loaded(wrap: 
     assert optimizer.state["evaluations"] == 3
 
 
+def test_a_chain_gives_numbers_back_to_the_optimizer_that_has_them_or_changes_nothing():
+    optimizer = chain(network())
+    optimizer.optimizers[1].state["evaluations"] = 3
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.optimizers[1].state["evaluations"] == 3
+    other = chain(network())
+    before = dict(other.state)
+    with pytest.raises(KeyError, match="'evaluations'"):
+        other.load_state_dict(optimizer.state_dict())
+    assert dict(other.state) == before
+
+
 def test_a_chain_refuses_the_state_of_a_parameter_that_none_of_its_groups_holds():
     optimizer = chain(network())
     with pytest.raises(KeyError, match=r"no group of its optimizers holds the parameter of shape \(2,\)"):

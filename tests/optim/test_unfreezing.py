@@ -89,3 +89,15 @@ def test_layers_that_train_in_turns_are_treated_in_every_step(wrapper):
             assert now in optimizer.coverage().treated
             assert rows_counted(optimizer)[frozen] == before[frozen]
         assert optimizer.coverage().skipped[frozen] == "frozen"
+
+
+@each_by_inputs
+def test_a_checkpoint_of_a_frozen_layer_goes_on_where_it_trains(wrapper):
+    saved, loaded = network(), network()
+    saved[0].requires_grad_(False)
+    optimizer, other = wrapper(sgd(saved), saved), wrapper(sgd(loaded), loaded)
+    stepped(saved, optimizer, inputs(0), inputs(1))
+    other.load_state_dict(optimizer.state_dict())
+    assert rows_counted(other) == {"0.weight": 0, **rows_counted(optimizer)}
+    stepped(loaded, other, *map(inputs, range(8)))
+    assert "0.weight" in other.coverage().treated
