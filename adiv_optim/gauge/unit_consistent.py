@@ -125,8 +125,8 @@ class ChannelScales(Measurements):
             for side, of_side in zip(entry.sides, ("plus", "minus"), strict=True):
                 log_scales[side.to(log_scales.device)] = saved[of_side].to(log_scales)
             self._factors[name] = Factors(entry.shape, saved["d"].clone(), saved["e"].clone())
-        if not self._factors.keys() >= self.gauge.treatments(self.graph).keys():
-            self._factors = {}  # all are measured at the next step
+        if self._factors:  # those of parameters that the checkpoint lacks follow from channels of others, or are 1
+            self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales) | self._factors
 
 
 class UnitConsistent(Mapped):

@@ -102,8 +102,13 @@ def errors(results: Iterable[Result]) -> dict[tuple[Any, ...], float]:
 
 
 def chosen(results: Iterable[Result]) -> list[Result]:
-    """The runs with the settings that each arm's trials chose last."""
-    return [r for runs in grouped(results, arm).values() for r in runs if _tuned(r) == _tuned(runs[-1])]
+    """The runs with the settings that each arm's trials chose last; of two ways to draw points by the better one."""
+    kept = list[Result]()
+    for runs in grouped(results, arm).values():
+        by_way = grouped(runs, setting("draws")).values()
+        ways = [[r for r in own if _tuned(r) == _tuned(own[-1])] for own in by_way]
+        kept += min(ways, key=lambda own: statistics.median(errors(own).values()))
+    return kept
 
 
 def pace(result: Result) -> float:

@@ -82,7 +82,8 @@ def newton_in_study(stores: Stores) -> Numbers:
 def initialisation(stores: Stores) -> Numbers:
     """The largest factor between an error by Xavier's initialisation and by PyTorch's."""
     every = equations.varied(stores["equations"]).values()
-    ratios = [(e["PyTorch's initialisation"] or math.inf) / (e["as above"] or math.inf) for e in every]
+    both = [(e["PyTorch's initialisation"], e["as above"]) for e in every if "PyTorch's initialisation" in e]
+    ratios = [(other or math.inf) / (xavier or math.inf) for other, xavier in both]
     return {"factor": max(max(ratio, 1 / ratio) for ratio in ratios)}
 
 

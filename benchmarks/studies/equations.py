@@ -25,18 +25,18 @@ from ..core.tune import Search, Tried, around, choose
 from ..problems.equations import ANEW, EQUATIONS, NONLINEAR, NOW_AND_THEN, ONCE, SOLVED, EquationRun
 from ..train import DERIVATIVES, limit
 
-#: Most valuable first, with how their points are drawn.
+#: Most valuable first, with the ways in which their points are drawn, of which the better one counts.
 ARMS = {
-    Arm("none", "gauss-newton", "none"): ANEW,
-    Arm("none", "self-scaled-bfgs", "none"): NOW_AND_THEN,
-    Arm("none", "soap", "none"): ANEW,
-    Arm("none", "soap", "whitened", None, DERIVATIVES): ANEW,
-    Arm("none", "spring", "none"): ANEW,
-    Arm("none", "nielsen", "none"): ANEW,
-    Arm("none", "adam-lbfgs", "none"): ONCE,
-    Arm("none", "muon", "none"): ANEW,
-    Arm("none", "muon", "whitened", None, DERIVATIVES): ANEW,
-    Arm("none", "adam", "none"): ANEW,
+    Arm("none", "gauss-newton", "none"): (ANEW,),
+    Arm("none", "self-scaled-bfgs", "none"): (NOW_AND_THEN, ONCE),
+    Arm("none", "soap", "none"): (ANEW,),
+    Arm("none", "soap", "whitened", None, DERIVATIVES): (ANEW,),
+    Arm("none", "spring", "none"): (ANEW,),
+    Arm("none", "nielsen", "none"): (ANEW,),
+    Arm("none", "adam-lbfgs", "none"): (ONCE,),
+    Arm("none", "muon", "none"): (ANEW,),
+    Arm("none", "muon", "whitened", None, DERIVATIVES): (ANEW,),
+    Arm("none", "adam", "none"): (ANEW,),
 }
 RANDOM_FEATURES = Arm("none", "random-features", "none", hidden=1000)
 #: Of three hidden layers.
@@ -256,8 +256,8 @@ class EquationOptions(Training):
 
 def _arms(options: EquationOptions) -> list[tuple[Arm, str]]:
     """The arms of an equation, and how their points are drawn."""
-    every = [(arm._replace(hidden=width), draws) for arm, draws in ARMS.items() for width in WIDTHS]
-    every.insert(4, (RANDOM_FEATURES, ONCE))
+    every = [(arm._replace(hidden=width), way) for arm, ways in ARMS.items() for way in ways for width in WIDTHS]
+    every.insert(6, (RANDOM_FEATURES, ONCE))
     wanted = {"optimizer": options.optimizer, "hidden": options.width}
     return [(arm, draws) for arm, draws in every if all(v in (None, getattr(arm, name)) for name, v in wanted.items())]
 

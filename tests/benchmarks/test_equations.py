@@ -10,6 +10,7 @@ from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
 from benchmarks.core.store import Store
+from benchmarks.core.tables import grouped
 from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, NielsensDamping, SelfScaledBFGS, linearized
 from benchmarks.problems import equations
 from benchmarks.problems.equations import EQUATIONS, POINTS, EquationRun, Fields, Solver
@@ -282,14 +283,17 @@ def test_runs_are_varied_with_the_settings_that_trials_chose(tmp_path, monkeypat
         study._run(replace(options, optimizer=optimizer), store)
     assert "equations-varied" not in study.report(store, "equations", tmp_path)
     study._run(study.EquationOptions(varied=True), store)
-    shown = {r["settings"]["optimizer"]: r for r in store.read()}
+    shown = grouped(store.read(), lambda r: r["settings"]["optimizer"])
     for result in store.read("varied"):
-        as_above = shown[result["settings"]["optimizer"]]["settings"]
-        changed = result["settings"].items() ^ as_above.items()
-        assert changed in ({("draws", "once"), ("draws", as_above["draws"])}, {("start", "pytorch")})
+        ways = [result["settings"].items() ^ r["settings"].items() for r in shown[result["settings"]["optimizer"]]]
+        allowed = [{("draws", "once"), ("draws", "anew")}, {("draws", "once"), ("draws", "every 500")}]
+        assert any(changed in ({("start", "pytorch")}, *allowed) for changed in ways)
         assert math.isfinite(result["score"])
     (table,) = study.report(store, "equations", tmp_path)["equations-varied"].tables
-    assert [sum(cell.text != "" for cell in row[2:]) for row in table.rows] == [3, 3]
+    assert [sum(cell.text != "" for cell in row[2:]) for row in table.rows] in (
+        [3, 2],
+        [3, 3],
+    )  # by the better of two ways
 
 
 def test_an_arm_is_tuned_a_second_time_on_another_seed(tmp_path):
