@@ -154,8 +154,8 @@ def divergence(
 def _loss_of_copy(model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], output: Any, targets: Any) -> Tensor:
     """Return the loss, which is to depend on the copy of the model alone."""
     loss = loss_fn(output, targets)
-    if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
-        parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1 and parameters:
         found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
         if any(gradient is not None for gradient in found):
             raise ValueError(

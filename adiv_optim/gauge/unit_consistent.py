@@ -144,8 +144,8 @@ class UnitConsistent(Mapped):
     such rescalings of other channels, and only by them, stay so: to rounding, for SGD, momentum, Nesterov, Adam, AdamW
     and any optimizer whose update needs only p and p.grad. Decoupled and coupled weight decay act on W', and the
     optimizer's state is of W'. Gradient clipping before the step acts on the plain gradient and breaks the equivalence.
-    Running statistics of BatchNorm are left to the model. In a network of GELU, SiLU or Tanh alone every step is plain;
-    `coverage()` says why.
+    Running statistics of BatchNorm are left to the model. In a network of GELU, SiLU or Tanh alone the network gauge
+    leaves every step plain; `coverage()` says why.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.

@@ -192,7 +192,7 @@ EQUATIONS = {
         (0.0, 0.0),
     ),
 }  # fmt: skip
-#: How points are drawn for an optimizer whose steps compare losses: at every step, never again, or now and then.
+#: When points are drawn: at every step, once, or now and then, for an optimizer that compares losses over steps.
 ANEW, ONCE, NOW_AND_THEN = "anew", "once", f"every {STEPS_PER_DRAW}"
 #: The first so many are nonlinear.
 NONLINEAR = list(EQUATIONS)[:6]
