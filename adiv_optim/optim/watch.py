@@ -82,8 +82,8 @@ class Watch(Measurements):
     def _signature_of(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
         parameters = [p for group in groups for p in group["params"]]
         private = [hasattr(parameter, "grad_sample") for parameter in parameters]
-        unparametrized = ["weight" in module._parameters for layer in self.layers for module in layer.modules]
-        return [[len(group["params"]) for group in groups], private, unparametrized, *_device.addresses(parameters)]
+        weights = [id(module._parameters.get("weight")) for layer in self.layers for module in layer.modules]
+        return [[len(group["params"]) for group in groups], private, weights, *_device.addresses(parameters)]
 
     def expect(self, weights: Iterable[Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
         self._expected, self._signature = {*weights}, [None]  # not as at first

@@ -58,6 +58,17 @@ def test_a_bias_that_takes_the_place_of_another_is_treated():
 
 
 @each_by_inputs
+def test_weights_tied_later_count_the_rows_of_all_their_layers(wrapper):
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 2))
+    optimizer = wrapper(sgd(model), model, every=1, decay=0.0)
+    stepped(model, optimizer, inputs(0))
+    model[1].weight = model[0].weight
+    stepped(model, optimizer, inputs(1))  # which notices it
+    stepped(model, optimizer, inputs(2))
+    assert rows_counted(optimizer)["0.weight"] == 16
+
+
+@each_by_inputs
 def test_a_skipped_module_may_go(wrapper):
     model = network()
     model.append(nn.Linear(3, 3))
