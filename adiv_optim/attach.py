@@ -160,11 +160,16 @@ def detach(model: nn.Module) -> nn.Module:
 
     Returns:
         The same model. One without corrections is returned as it is.
+
+    Raises:
+        ValueError: a layer has got a forward of its own since `attach`, which may call the corrected one.
     """
-    for module in model.modules():
-        if isinstance(module, Corrected):
-            module.__class__ = _swap_class(type(module), PLAIN)
-            del module._correction, module._label, module._ran
+    corrected = {path: module for path, module in model.named_modules() if isinstance(module, Corrected)}
+    if wrapped := [path for path, module in corrected.items() if "forward" in vars(module)]:
+        raise ValueError(f"detach: {label(wrapped[0])} has got a forward of its own since attach; take that off first.")
+    for module in corrected.values():
+        module.__class__ = _swap_class(type(module), PLAIN)
+        del module._correction, module._label, module._ran
     return model
 
 

@@ -139,7 +139,7 @@ class Sampled(NamedTuple):
 @torch.no_grad()
 def sample(activation: Activation, degree: int = 1) -> Sampled:
     """Evaluate an activation on nodes that integrate its square, mean and one coefficient; see `gaussian_moments`."""
-    if not callable(activation):
+    if not callable(activation) or isinstance(activation, type):
         raise TypeError(f"activation is {activation!r}; pass an elementwise module or function, such as torch.relu.")
     name = repr(activation) if isinstance(activation, nn.Module) else getattr(activation, "__name__", "activation")
     if isinstance(activation, nn.Module):

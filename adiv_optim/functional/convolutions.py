@@ -42,7 +42,7 @@ class _Conv(Function):
             patches = Patches(input, weight.shape[2:], ctx.geometry)
             rows = ConvRows(patches, grad_output, weight, needs_weight, needs_bias, ctx.label)
             with without_autocast(input.device.type):
-                gradients = ctx.correction.gradients(rows)
+                gradients = rows.corrected_by(ctx.correction)
         if needs_input:
             grad_input = conv_gradient("input", grad_output, input, weight, ctx.geometry)
         return grad_input, gradients.get("weight"), gradients.get("bias"), *[None] * 6

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from .._checks import describe
 from .._device import wide_dtype, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from .patches import cross_gram
@@ -51,7 +52,7 @@ class _Linear(Function):
         if needs_weight or needs_bias:
             rows = LinearRows(input, grad_output, needs_weight, needs_bias, ctx.label)
             with without_autocast(input.device.type):
-                gradients = ctx.correction.gradients(rows)
+                gradients = rows.corrected_by(ctx.correction)
         if needs_input:
             grad_input = _input_gradient(input, grad_output, weight)
             grad_input = grad_input if input.shape == shape else grad_input.view(shape)
@@ -102,6 +103,15 @@ class TrainedParameters:
 
     needs_weight: bool
     needs_bias: bool
+
+    def corrected_by(self: Any, correction: Correction) -> dict[str, Tensor]:
+        """Return the gradients by a correction; a ValueError if it leaves out a parameter that is trained."""
+        gradients = correction.gradients(self)
+        trained = {name for name in ("weight", "bias") if getattr(self, f"needs_{name}")}
+        if not isinstance(gradients, Mapping) or gradients.keys() != trained:
+            name = f"{self.label}: {type(correction).__name__}.gradients"
+            raise ValueError(f"{name} returned {describe(gradients)}; it must have those of {sorted(trained)}.")
+        return gradients
 
     def with_ones(self, weight: Tensor) -> dict[str, Tensor]:
         """Return a number of each row for the weight, and 1 for the bias."""

@@ -153,13 +153,16 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
     uncalled, modules = bypassed(model), dict(model.named_modules())
     matching = {path: layer for path, layer in modules.items() if type(layer) in mapping}
     chosen = {path: layer for path, layer in matching.items() if layer not in uncalled}
+    kept = [f"{label(path)} ({uncalled[layer]})" for path, layer in matching.items() if layer in uncalled]
     if not chosen:
         wanted, types = ", ".join(kind.__name__ for kind in mapping), ", ".join(_types(modules.values()))
-        raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT_TYPES}")
+        left = f" but {', '.join(kept)}" * bool(kept)
+        raise ValueError(
+            f"convert found no {wanted} in the model{left}; its modules are of type {types}. {_EXACT_TYPES}"
+        )
     for path, layer in chosen.items():
         _refuse_lossy(path, layer, chosen)
     replacements = [_replacement(path, layer, mapping[type(layer)], model) for path, layer in chosen.items()]
-    kept = [f"{label(path)} ({uncalled[layer]})" for path, layer in matching.items() if layer in uncalled]
     others = [layer for path, layer in modules.items() if path not in matching and layer not in uncalled]
     if kept := kept + _types(layer for layer in others if issubclass(type(layer), tuple(mapping))):
         warn(f"convert left {', '.join(kept)} as it is. {_EXACT_TYPES}")
@@ -238,7 +241,7 @@ def _construct(path: str, layer: nn.Module, factory: Any, model: nn.Module) -> n
             new: nn.Module = factory(**arguments).to(template.dtype)
     except TypeError as error:
         raise TypeError(
-            f"{label(path)} ({kind}): {name} does not take {', '.join(arguments)}: {error}; {remedy}"
+            f"{label(path)} ({kind}): {name} does not take {', '.join(arguments) or 'no arguments'}: {error}; {remedy}"
         ) from error
     for own, parameter in layer._parameters.items():
         replaced = new._parameters.get(own)

@@ -96,7 +96,7 @@ class IsotropicTanh(nn.Module):
         wide = at_least_float32(input)
         # Below the clamp tanh(r) / r is 1 to the last bit, as is its limit at 0, and has no derivative to pass on.
         # Clamped before the root, whose second derivative at 0 would be NaN.
-        norm = sum_of_squares(wide, self.dim).clamp(min=1e-24).sqrt()
+        norm = sum_of_squares(wide, self.dim).clamp(min=torch.finfo(wide.dtype).eps / 2).sqrt()
         return cast_back(wide * (torch.tanh(norm) / norm), input)
 
     def extra_repr(self) -> str:

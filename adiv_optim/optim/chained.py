@@ -89,6 +89,8 @@ class ChainedOptimizer(Optimizer):
     optimizers: tuple[Optimizer, ...]
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        if isinstance(optimizers, Optimizer):
+            raise TypeError("ChainedOptimizer: optimizers is an optimizer; pass a list of them, [Muon(…), AdamW(…)].")
         every, holder = tuple(optimizers), dict[int, int]()
         if not every:
             raise ValueError("ChainedOptimizer: optimizers is empty; pass [Muon(…), AdamW(…)].")
@@ -173,7 +175,7 @@ class ChainedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none)
+            optimizer.zero_grad(*() if set_to_none else (False,))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse by a ValueError: which optimizer the group is for is not known."""

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..rows.layers import is_from_torch, plain_type, why_unknown_rows
+from ..rows.layers import Layout, is_from_torch, plain_type, why_unknown_rows
 from ..rows.models import IN_SKIP, Skip, bypassed, named_in_skip, overlaps
 
 #: The way to make the rows of a layer of any class known.
@@ -49,7 +49,8 @@ def eligible_layers(
         is_frozen = not parameter.requires_grad
         bias: Any = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
         joins = isinstance(bias, nn.Parameter) and users.get(bias) == modules and id(bias) not in twice
-        joins = joins and bias.requires_grad == parameter.requires_grad
+        outputs = parameter.shape[-1:] if Layout.of(modules[0]).transposed else parameter.shape[:1]
+        joins = joins and bias.requires_grad == parameter.requires_grad and bias.shape == outputs
         with_bias = joins and not why_bias_is_plain
         if is_frozen:
             reasons[parameter] = "frozen"

@@ -122,8 +122,8 @@ class GradientOnly(OptimizerWrapper):
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""
-        self._attach_arguments = None
-        return detach(self.model)
+        model, self._attach_arguments = detach(self.model), None
+        return model
 
     def coverage(self) -> Coverage:
         """Say of every parameter that the optimizer holds whether its gradient is corrected, or why it is not."""

@@ -112,6 +112,8 @@ class LayerInputs:
             output: of this call; None where it is not known, and the rows count at once.
             bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
         """
+        if not isinstance(input, Tensor):
+            raise TypeError(f"{self.name} reads a {type(input).__name__}, no tensor; name its layer in skip.")
         # functional_call and fully_shard put other weights in its place, to_empty() one with memory; the step checks.
         present = module._parameters.get("weight")
         weight = self.weight if present is None else present
@@ -193,7 +195,7 @@ class WaitingSums:
         if how := "grad" if unknown else _torch.reached_by(self.node):
             number = _torch.backward_pass() if self.outer_backward < 0 else self.outer_backward
             layer.arrive(self, number if self.writes_grad and how == "backward" else None)
-        if not _torch.keeps_graph():
+        if not with_graph and not _torch.keeps_graph():
             # Nothing else can come, though the nodes may live on with a loss.
             self.sums, self.covariance = Sums([], 0), None
         return tuple(map(self._watched, gradients)) if with_graph else None
@@ -299,7 +301,7 @@ class InputHook:
         layer = self.layer()
         if layer is None:
             return
-        refuse_capture(layer.name, "remembers its inputs", input)
+        refuse_capture(layer.name, "remembers its inputs", layer.weight)
         layer.called = True
         if layer.armed:
             layer.add(layer.modules[self.place], input, output)

@@ -14,7 +14,7 @@ from ..rows.models import Coverage
 from .chained import ChainedOptimizer
 from .measurements import Measurements
 from .parameters import check_same_parameters, report
-from .refusals import refuse_kept_weights, refuse_within
+from .refusals import checked_step, refuse_kept_weights, refuse_within
 from .step import take_step
 from .wrapper import OptimizerWrapper
 
@@ -41,14 +41,15 @@ class Mapped(OptimizerWrapper):
     model: nn.Module
     #: The measurements; None once this is detached.
     watch: Measurements | None = None
-    #: Steps of this object, and the warnings that it gave.
-    _steps, _warned = 0, frozenset[str]()
+    #: Steps of this object, the warnings that it gave, and whether it looked for weights in the optimizer's state.
+    _steps, _warned, _looked = 0, frozenset[str](), False
 
     def __init__(self, optimizer: Optimizer, watch: Measurements) -> None:
         name = type(self).__name__
         super().__init__(optimizer)
         check_same_parameters(name, optimizer, watch.model)
-        refuse_within(name, optimizer)
+        for each in optimizers_in(optimizer):
+            refuse_within(name, each)
         if watch.moves_weights:
             refuse_kept_weights(name, self._that_may_read_weights(), {})
         self.model, self.watch = watch.model, watch
@@ -99,20 +100,12 @@ class Mapped(OptimizerWrapper):
                 stacks.append(stack)
             else:
                 reason = _HALF_FROZEN
-        first = partial(self._first_step, step) if self._steps == 0 and watch.moves_weights else step
+        first = partial(self._first_step, step) if watch.moves_weights and not self._looked else step
         take_step(stacks, first, decay_factors(self.inner))
         return reason
 
     def _first_step(self, step: Callable[[], Any]) -> None:
-        unknown = self._that_may_read_weights()
-        before = {p: p.detach().clone() for each in unknown for group in each.param_groups for p in group["params"]}
-        step()
-        try:
-            refuse_kept_weights(type(self).__name__, unknown, before)
-        except ValueError:
-            for p, old in before.items():
-                p.copy_(old)
-            raise
+        self._looked = checked_step(type(self).__name__, self._that_may_read_weights(), self.param_groups, step)
 
     def _that_may_read_weights(self) -> list[Optimizer]:
         """List the optimizers of the step that are neither torch's nor hand it on."""

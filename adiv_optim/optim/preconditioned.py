@@ -18,6 +18,7 @@ from .mapped import Mapped
 from .measurements import ChangeOfVariables
 from .roots import RightFactor, Whole
 from .watch import Watch
+from .wrapper import OURS
 
 
 def inverses(covariance: Covariance, damping: float) -> Sequence[RightFactor]:
@@ -104,4 +105,5 @@ class Preconditioned(Mapped):
             "Preconditioned", model, change, every=every, decay=decay, process_group=process_group, skip=skip,
             damping=damping, max_dim=max_dim,
         )  # fmt: skip
+        watch.prefix = f"{OURS}preconditioned."  # the optimizer's averages are of other gradients than Whitened's
         super().__init__(optimizer, watch)

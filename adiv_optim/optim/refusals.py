@@ -1,6 +1,6 @@
 """Optimizers that cannot step in other variables: they hold another optimizer, or weights in their state."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ def refuse_kept_weights(name: str, unknown: Iterable[Optimizer], before: Mapping
     """Raise a ValueError if the state of one of these optimizers has copies of weights, or a distance between them.
 
     In other variables it would mix those of one step with another's. Called when the optimizer is wrapped, and at the
-    end of its first step, when `before` has the weights as it found them; copies that it makes later go unnoticed.
+    end of its first step with gradients, when `before` has the weights as it found them; later copies go unnoticed.
     """
     for each in unknown:
         # D-Adaptation and those after it; Adafactor has a setting d.
@@ -43,8 +43,29 @@ def refuse_kept_weights(name: str, unknown: Iterable[Optimizer], before: Mapping
             )
 
 
+def checked_step(
+    name: str, unknown: Sequence[Optimizer], groups: Iterable[Mapping[str, Any]], step: Callable[[], Any]
+) -> bool:
+    """Step, look for copies of weights, and say whether there could be some: without gradients none are made yet.
+
+    Where they are refused all weights of `groups` are as before: a chain's other optimizers step as well.
+    """
+    before = {p: p.detach().clone() for group in groups for p in group["params"]} if unknown else {}
+    theirs = [p for each in unknown for group in each.param_groups for p in group["params"]]
+    has_gradients = any(p.grad is not None for p in theirs)
+    step()
+    try:
+        refuse_kept_weights(name, unknown, before)
+    except ValueError:
+        for p, old in before.items():
+            p.copy_(old)
+        raise
+    return has_gradients or not unknown
+
+
 def _is_copy(value: Any, weight: Tensor) -> bool:
-    """Whether a tensor of a state is a copy of a weight; numbers that are all whole may agree by chance."""
-    if not isinstance(value, Tensor) or value.shape != weight.shape or weight.is_meta:
+    """Whether a tensor of a state is a copy of a weight, of either precision; whole numbers may agree by chance."""
+    if not isinstance(value, Tensor) or value.shape != weight.shape or weight.is_meta or not value.is_floating_point():
         return False
-    return torch.equal(value, weight.to(value)) and bool((value != value.round()).any())
+    narrow = min(value.dtype, weight.dtype, key=lambda dtype: dtype.itemsize)
+    return torch.equal(value.to(weight.device, narrow), weight.to(narrow)) and bool((value != value.round()).any())

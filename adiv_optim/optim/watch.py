@@ -82,8 +82,10 @@ class Watch(Measurements):
     def _signature_of(self, groups: Sequence[Mapping[str, Any]]) -> list[Any]:
         parameters = [p for group in groups for p in group["params"]]
         private = [hasattr(parameter, "grad_sample") for parameter in parameters]
-        weights = [id(module._parameters.get("weight")) for layer in self.layers for module in layer.modules]
-        return [[len(group["params"]) for group in groups], private, weights, *_device.addresses(parameters)]
+        held = {id(each) for each in (*parameters, None)}  # None is a weight's that has been parametrized
+        weights = [(each.weight, module._parameters.get("weight")) for each in self.layers for module in each.modules]
+        others = [new is not old and id(new) in held for old, new in weights]
+        return [[len(group["params"]) for group in groups], private, others, *_device.addresses(parameters)]
 
     def expect(self, weights: Iterable[Tensor], groups: Sequence[Mapping[str, Any]]) -> None:
         self._expected, self._signature = {*weights}, [None]  # not as at first
@@ -133,8 +135,7 @@ class Watch(Measurements):
     def stacks(self) -> list[Stack]:
         if self.is_due():
             self._measure()
-        with_factors = [layer for layer in self.layers if layer.factors is not None]
-        layers = [layer for layer in with_factors if all(p.grad is not None for p in layer.parameters)]
+        layers = [layer for layer in self.layers if layer.factors and all(p.grad is not None for p in layer.parameters)]
         moving = [(layer, layer.factors, layer.groups, layer.last_scale) for layer in layers]
         if moving != self._moving:
             together: dict[Any, list[LayerInputs]] = {}
@@ -249,9 +250,8 @@ class Watch(Measurements):
 
     def _arm(self) -> None:
         """Let forward passes gather if the next step measures."""
-        due = self.is_due()
         for layer in self.layers:
-            layer.armed = due
+            layer.armed = self.is_due()
 
 
 def stacking_key(layer: LayerInputs) -> Any:

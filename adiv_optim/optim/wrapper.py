@@ -134,7 +134,7 @@ class OptimizerWrapper(Optimizer):
         self.inner.step(**kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self.inner.zero_grad(set_to_none)
+        self.inner.zero_grad(*() if set_to_none else (False,))  # some take no argument
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and treat the layers that it brings.

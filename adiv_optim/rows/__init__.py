@@ -1,5 +1,5 @@
 """Layers whose rows, the input vectors that a weight multiplies, are known; their corrected forms; and coverage."""
 
-from .layers import CorrectedLinear, CorrectedTransposed, register
+from .layers import CorrectedAffine, CorrectedLinear, CorrectedTransposed, register
 
-__all__ = ["CorrectedLinear", "CorrectedTransposed", "register"]
+__all__ = ["CorrectedAffine", "CorrectedLinear", "CorrectedTransposed", "register"]

@@ -47,16 +47,20 @@ class Corrected:
         return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
 
 
-class CorrectedLinear(Corrected, nn.Linear):
-    """nn.Linear through `functional.linear`; made by `attach`, not by hand."""
+class CorrectedAffine(Corrected):
+    """A linear layer of another package, with a weight of shape (out_features, in_features): z = Wx + b."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self: Any, input: Tensor) -> Tensor:
         """Return Wx + b; see `functional.linear`."""
-        return self._run(corrected_linear, input, self.weight, self.bias)
+        return self._run(corrected_linear, input, self.weight, getattr(self, "bias", None))
+
+
+class CorrectedLinear(CorrectedAffine, nn.Linear):
+    """nn.Linear through `functional.linear`; made by `attach`, not by hand."""
 
 
 class CorrectedTransposed(Corrected):
-    """A linear layer of another package, with a weight of shape (in_features, out_features): z = xW + b."""
+    """The same, with a weight of shape (in_features, out_features): z = xW + b."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return xW + b; see `functional.linear`."""
@@ -109,11 +113,12 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
     Args:
         plain: the layer's class. Instances of its subclasses stay plain.
         corrected: the class that `attach` puts in its place, which inherits from it, and before it from
-            `CorrectedLinear` if the layer computes xWᵀ + b, or from `CorrectedTransposed` if it computes xW + b. Define
-            it at the top of a module, where pickles find it.
+            `CorrectedLinear` if it is an nn.Linear, `CorrectedAffine` if it computes xWᵀ + b otherwise, or
+            `CorrectedTransposed` if xW + b. Define it at the top of a module, where pickles find it.
 
     Raises:
-        TypeError: `corrected` is no such class, or inherits in another order, in which the plain forward would run.
+        TypeError: `corrected` is no such class, or inherits in another order, in which the plain forward would run, or
+            from nn.Linear and `plain` does not, whose methods that would hide.
 
     Example:
         >>> from torch import nn
@@ -128,10 +133,11 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
         CorrectedHead(in_features=2, out_features=3, bias=True, correction=Proportional(eps=1e-12))
     """
     bases = corrected.__mro__
-    if not (Corrected in bases and plain in bases and bases.index(Corrected) < bases.index(plain)):
+    is_ordered = Corrected in bases and plain in bases and bases.index(Corrected) < bases.index(plain)
+    if not is_ordered or (nn.Linear in bases and not issubclass(plain, nn.Linear)):
+        base = "CorrectedLinear" if issubclass(plain, nn.Linear) else "CorrectedAffine or CorrectedTransposed"
         raise TypeError(
-            f"register: {corrected.__name__} must inherit from CorrectedLinear or CorrectedTransposed and from "
-            f"{plain.__name__}, in that order."
+            f"register: {corrected.__name__} must inherit from {base} and from {plain.__name__}, in that order."
         )
     CORRECTED[plain], PLAIN[corrected] = corrected, plain
 

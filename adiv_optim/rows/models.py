@@ -66,10 +66,11 @@ def first_argument(layer: nn.Module, kwargs: Collection[str]) -> str:
 
 
 def listed(skip: Skip) -> tuple[str | type[nn.Module], ...]:
-    """Return the entries of `skip`; a TypeError where it is a single one."""
-    if isinstance(skip, str) or not isinstance(skip, Iterable):
+    """Return the entries of `skip`; a TypeError where it is a single one, or holds modules."""
+    entries = tuple(skip) if isinstance(skip, Iterable) and not isinstance(skip, str) else None
+    if entries is None or not all(isinstance(entry, (str, type)) for entry in entries):
         raise TypeError(f"skip is {skip!r}; pass a list of paths or types: skip=[…], or [] for none.")
-    return tuple(skip)
+    return entries
 
 
 def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False) -> set[nn.Module]:

@@ -126,6 +126,18 @@ def test_strict_accepts_a_model_whose_rest_is_skipped_or_frozen():
     assert type(model.head) is CORRECTED[nn.Linear]
 
 
+def test_a_forward_set_since_attach_is_no_surprise_to_detach():
+    """As Accelerate's hooks set one, which would call the corrected forward of a plain layer."""
+    model = attach(nn.Sequential(nn.Linear(2, 2)), Proportional())
+    corrected = model[0].forward
+    model[0].forward = lambda *inputs: corrected(*inputs)
+    with pytest.raises(ValueError, match="detach: layer '0' has got a forward of its own since attach; take that off"):
+        detach(model)
+    assert model(torch.ones(1, 2)).isfinite().all()
+    del model[0].forward
+    assert type(detach(model)[0]) is nn.Linear
+
+
 class Doubled(nn.Linear):
     """A subclass with a forward of its own."""
 
@@ -145,6 +157,7 @@ ERRORS = {
     ),
     "skip-path": (Net, {"skip": ["haed"]}, ValueError, r"skip names 'haed'.*'head'"),
     "skip-type": (Net, {"skip": [nn.Conv3d]}, ValueError, "skip names .*Conv3d"),
+    "skip-module": (Net, {"skip": [nn.Tanh()]}, TypeError, r"skip is \[Tanh\(\)\]; pass a list of paths or types"),
     "skip-string": (Net, {"skip": "head"}, TypeError, r"skip is 'head'; pass a list"),
     "nothing": (lambda: nn.Sequential(nn.Tanh()), {}, ValueError, "nothing to correct: .*Sequential, Tanh"),
     "complex-only": (lambda: nn.Linear(3, 2, dtype=torch.complex64), {}, ValueError, "that are neither complex nor"),

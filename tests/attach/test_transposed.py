@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations
 
 from adiv_optim import BatchIdeal, Disproportional, Preconditioned, Proportional, Whitened, attach, coverage, detach
 from adiv_optim.diagnostics import divergence
-from adiv_optim.rows import CorrectedLinear, CorrectedTransposed, register
+from adiv_optim.rows import CorrectedAffine, CorrectedLinear, CorrectedTransposed, register
 from tests.attach.test_attach import Doubled
 from tests.helpers.cases import relative_error
 
@@ -101,8 +101,36 @@ def test_attach_copies_and_detach():
     assert type(model[0]) is CorrectedConv1D
 
 
+class Head(nn.Module):
+    """A linear layer of another package that is no nn.Linear, and has no bias."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, features))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        self.weight.data.fill_(7.0)
+
+
+class CorrectedHead(CorrectedAffine, Head):
+    pass
+
+
+register(Head, CorrectedHead)
+
+
+def test_a_registered_layer_keeps_its_own_methods():
+    model = attach(nn.Sequential(Head(3)), Proportional())
+    model[0].reset_parameters()
+    assert "correction=Proportional" in repr(model)
+    model(torch.tensor([[1.0, 2.0, 2.0]])).sum().backward()
+    assert model(torch.ones(1, 3)).tolist() == [[21.0, 21.0]]
+    torch.testing.assert_close(model[0].weight.grad, torch.tensor([[1.0, 2.0, 2.0]] * 2) / 9)
+
+
 def test_register_refuses_a_class_that_would_compute_something_else():
-    with pytest.raises(TypeError, match="Conv1D must inherit from CorrectedLinear or CorrectedTransposed and from"):
+    with pytest.raises(TypeError, match="Conv1D must inherit from CorrectedLinear and from Linear"):
         register(nn.Linear, Conv1D)
     with pytest.raises(TypeError, match=r"CorrectedConv1D must inherit from .* and from Linear"):
         register(nn.Linear, CorrectedConv1D)
@@ -112,3 +140,9 @@ def test_register_refuses_a_class_that_would_compute_something_else():
 
     with pytest.raises(TypeError, match=r"InOtherOrder must inherit from .*, in that order"):
         register(Doubled, InOtherOrder)
+
+    class WithMethodsOfLinear(CorrectedLinear, Head):
+        pass
+
+    with pytest.raises(TypeError, match="must inherit from CorrectedAffine or CorrectedTransposed and from Head"):
+        register(Head, WithMethodsOfLinear)

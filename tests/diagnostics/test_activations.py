@@ -103,6 +103,7 @@ def test_modules_are_left_as_they_are_and_may_work_in_place():
 
 
 ERRORS = {
+    "class": (torch.nn.ReLU, TypeError, "activation is <class '.*ReLU'>; pass an elementwise module or function"),
     "name": ("relu", TypeError, "activation is 'relu'; pass an elementwise module or function"),
     "softmax": (nn.Softmax(dim=-1), ValueError, "depends for one number on the other"),
     "linear": (nn.Linear(3, 3), ValueError, "for tensors of any shape: mat1 and mat2 shapes cannot be"),

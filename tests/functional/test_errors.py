@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adiv_optim import Proportional, functional
+from adiv_optim import Correction, Proportional, functional
 from tests.helpers.cases import FUNCTIONAL_CONV
 
 X, W = torch.ones(2, 5), torch.ones(3, 5)
@@ -37,6 +37,23 @@ ERRORS = {
     "padding-name": (conv(2, IMAGE, KERNEL, padding="full"), ValueError, "padding is 'full'.*it must be numbers"),
     "same-stride": (conv(2, IMAGE, KERNEL, padding="same", stride=2), ValueError, "padding is 'same' at stride"),
 }  # fmt: skip
+
+
+class Misnamed(Correction):
+    """Its gradients are of another name, which trained nothing."""
+
+    def scales(self, factors):
+        return factors
+
+    def gradients(self, rows):
+        return {"w": rows.contract(rows.factors())["weight"]}
+
+
+def test_a_rule_that_leaves_a_parameter_out_is_named():
+    weight, kernel = (tensor.clone().requires_grad_() for tensor in (W, KERNEL))
+    for output in (functional.linear(X, weight, None, Misnamed()), conv(2, IMAGE, kernel, correction=Misnamed())()):
+        with pytest.raises(ValueError, match=r"Misnamed.gradients returned .*; it must have those of \['weight'\]"):
+            output.sum().backward()
 
 
 @pytest.mark.parametrize(("call", "error", "message"), ERRORS.values(), ids=ERRORS)

@@ -7,19 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PREFIX = "adiv_optim.inputs."
-
 
 def remembered(optimizer: Any) -> dict[str, dict[str, Any]]:
     """By the names of parameters, what the state dict has of them beside the inner optimizer's state."""
-    saved = optimizer.state_dict()
+    saved, prefix = optimizer.state_dict(), optimizer.watch.prefix
     names = {id(p): name for name, p in optimizer.model.named_parameters()}
     entries, found = {**saved["state"], **saved.get("adiv_optim.waiting", {})}, {}
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for p, key in zip(group["params"], saved_group["params"], strict=True):
-            own = {name: value for name, value in entries.get(key, {}).items() if name.startswith(PREFIX)}
+            own = {name: value for name, value in entries.get(key, {}).items() if name.startswith(prefix)}
             if own and id(p) in names:  # else the model has lost it
-                found[names[id(p)]] = {name.removeprefix(PREFIX): value for name, value in own.items()}
+                found[names[id(p)]] = {name.removeprefix(prefix): value for name, value in own.items()}
     return found
 
 

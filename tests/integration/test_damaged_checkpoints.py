@@ -138,13 +138,8 @@ def test_what_is_no_state_dict_is_refused(wrapper):
     assert_refused(wrapper, None, ", wanted a dict")
 
 
-def kind(wrapper: str) -> str:
-    """What it remembers: those that remember covariances read each other's checkpoints."""
-    return "covariances" if wrapper in ("preconditioned", "whitened") else wrapper
-
-
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_state_of_another_wrapper_is_refused(wrapper):
     for other in REMEMBERING:
-        if kind(other) != kind(wrapper):
+        if other != wrapper:
             assert_refused(wrapper, saved(other), "state_dict['state'][")

@@ -5,10 +5,11 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrizations
 
 from adiv_optim import Proportional, attach
-from adiv_optim.layers import AffineLikeLinear, DyT, L2Norm, convert, plan
+from adiv_optim.layers import AffineLikeLinear, DyT, L2Norm, MeanFieldNorm, convert, plan
 
 
 def mlp():
@@ -129,6 +130,13 @@ ERRORS = {
         name: (partial(changed, change), AFFINE, ValueError, rf"layer '2\.1' \(Linear\) has {lost}")
         for name, (change, lost) in LOST.items()
     },
+    "uncalled-alone": (
+        lambda: nn.MultiheadAttention(2, 1), {NonDynamicallyQuantizableLinear: AffineLikeLinear}, ValueError,
+        r"in the model but layer 'out_proj' \(MultiheadAttention uses it without calling the layer\); its modules",
+    ),
+    "no-arguments": (
+        lambda: nn.Sequential(nn.Tanh()), {nn.Tanh: MeanFieldNorm}, TypeError, "MeanFieldNorm does not take no argum"
+    ),
     "attached": (lambda: attach(mlp(), Proportional()), AFFINE, ValueError, r"corrections, by detach\(model\), and"),
     "lazy": (
         lambda: nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2)), AFFINE,

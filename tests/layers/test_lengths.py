@@ -46,6 +46,14 @@ def test_derivative_of_short_rows_is_close_to_the_identity_and_at_zero_it_is():
         torch.testing.assert_close(torch.func.jacrev(IsotropicTanh())(x), torch.eye(4), rtol=0, atol=EXACT)
 
 
+@pytest.mark.parametrize("length", [1e-5, 1e-4, 1e-3])
+def test_second_derivative_of_short_rows_in_float32_is_no_rounding(length):
+    """Of the sum of the outputs, 2 |x| at most, it is left out where |x|² is below ε / 2; rounding made more of it."""
+    hessian = torch.func.hessian(lambda x: IsotropicTanh()(x).sum())
+    x = length / 9 * torch.tensor([8.0, -4.0, 1.0])
+    assert (hessian(x.float()) - hessian(x)).abs().max() <= 2 * (torch.finfo(torch.float32).eps / 2) ** 0.5
+
+
 LONG = {
     "float64": (torch.float64, 1e150, 1e-15),
     "float32": (torch.float32, 1e18, 1e-6),

@@ -221,6 +221,16 @@ def test_sums_go_with_the_last_who_may_need_them(backward):
         gc.enable()
 
 
+@each_by_inputs
+def test_a_pass_that_makes_a_graph_and_frees_the_old_one_brings_rows_by_its_derivatives(wrapper):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    optimizer, x = wrapper(sgd(model), model), inputs(0).requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True, retain_graph=False)
+    slope.square().sum().backward()
+    optimizer.step()
+    assert rows_counted(optimizer)["0.weight"] == len(x)
+
+
 IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
     "whole": F.relu_,
     "a slice": lambda output: output[..., 0].zero_(),

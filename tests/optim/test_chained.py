@@ -136,6 +136,7 @@ def test_schedulers_reach_every_group():
 
 MISTAKES = {
     "none": (lambda model: [], ValueError, r"optimizers is empty; pass \[Muon"),
+    "no list": (lambda model: SGD(model.parameters()), TypeError, r"optimizers is an optimizer; pass a list of them"),
     "no optimizer": (lambda model: [model], TypeError, r"optimizers\[0\] is of type Sequential"),
     "LBFGS": (lambda model: [LBFGS(model.parameters())], TypeError, r"optimizers\[0\] is of type LBFGS"),
     "twice": (lambda model: [*pair(model), SGD([model[2].weight])], ValueError, r"\[0\] and optimizers\[2\] both hold"),

@@ -80,8 +80,10 @@ def test_optimizers_that_keep_weights_are_refused_by_name(kind, wrap):
 @pytest.mark.parametrize("wrap", MAPPING)
 @pytest.mark.parametrize("kind", [SlowWeights, torch.optim.ASGD])
 def test_copies_that_the_first_step_makes_are_refused_then_and_nothing_moves(kind, wrap):
+    """The first with gradients; and what another optimizer of a chain has moved in it is moved back."""
     model = network()
-    optimizer = BY_CLASS[wrap](kind(model.parameters()), model)
+    optimizer = BY_CLASS[wrap](ChainedOptimizer([sgd(model[0]), kind(model[2].parameters())]), model)
+    optimizer.step()
     model(30 * inputs(0)).square().sum().backward()
     before, gradients = weights(model), [p.grad.clone() for p in model.parameters()]
     message = rf"^{wrap} around {kind.__name__}, whose state holds .* \((slow_weights|ax)\)"
@@ -93,6 +95,23 @@ def test_copies_that_the_first_step_makes_are_refused_then_and_nothing_moves(kin
     for (name, p), weight, gradient in zip(model.named_parameters(), before, gradients, strict=True):
         assert torch.equal(p, weight)
         assert name not in treated or torch.equal(p.grad, gradient)
+
+
+class Masters(Plain):
+    """Steps on a copy in float32 of a weight in bfloat16."""
+
+    def move(self, p, group, state):
+        state.setdefault("master", p.float()).sub_(p.grad, alpha=group["lr"])
+        p.copy_(state["master"])
+
+
+@pytest.mark.parametrize("wrap", MAPPING)
+def test_copies_of_a_higher_precision_are_refused(wrap):
+    model = network().bfloat16()
+    optimizer = BY_CLASS[wrap](Masters(model.parameters()), model)
+    model(30 * inputs(0).bfloat16()).square().sum().backward()
+    with pytest.raises(ValueError, match=rf"^{wrap} around Masters, whose state holds .* \(master\)"):
+        optimizer.step()
 
 
 class Counting(Plain):

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import SGD
 
-from adiv_optim import InputScaled, Preconditioned, Whitened
+from adiv_optim import ChainedOptimizer, InputScaled, Preconditioned, Whitened
 from tests.helpers.steps import BY_CLASS, MAPPING, network, sgd
 
 
@@ -27,8 +27,9 @@ each_wrapper = pytest.mark.parametrize("name", [*MAPPING, "Preconditioned"])
 def test_they_are_refused_within_with_the_order_that_works(name):
     model = network()
     message = rf"^{name} around Lookahead, which holds .* Write Lookahead\({name}\(SGD\(…\), model\), …\)\.$"
-    with pytest.raises(ValueError, match=message):
-        BY_CLASS[name](Lookahead(sgd(model)), model)
+    for inner in (Lookahead(sgd(model)), ChainedOptimizer([Lookahead(sgd(model[0])), sgd(model[2])])):
+        with pytest.raises(ValueError, match=message):
+            BY_CLASS[name](inner, model)
 
 
 @pytest.mark.parametrize(

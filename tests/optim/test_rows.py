@@ -66,6 +66,25 @@ def test_a_layer_with_rows_needs_no_bias():
     assert relative_error(covariance_of(optimizer, layer), x.T @ x / 7) <= 1e-12
 
 
+def test_a_bias_of_another_shape_takes_the_plain_step():
+    layer, x = Columns(), torch.randn(7, 4)
+    layer.bias = nn.Parameter(torch.zeros(1, 3))
+    optimizer = Whitened(sgd(layer), layer, graft_norm=False)
+    backward(layer, x)
+    optimizer.step()
+    assert optimizer.coverage().treated == {"weight": "whitened, 4 columns"}
+    assert "bias" in optimizer.coverage().skipped
+
+
+def test_what_is_no_tensor_has_no_rows():
+    layer = type("OfBatch", (Columns,), {"forward": lambda self, batch: batch["x"] @ self.weight.T})()
+    optimizer = Whitened(sgd(layer), layer)
+    with pytest.raises(TypeError, match="weight reads a dict, no tensor; name its layer in skip"):
+        layer({"x": torch.randn(7, 4)})
+    with pytest.raises(TypeError, match="weight reads a list"):
+        optimizer.count_rows(layer, [[1.0, 2.0, 3.0, 4.0]])
+
+
 def test_a_layer_of_another_package_is_named_in_full_with_the_remedy():
     """Many of them call theirs Linear."""
     kind = type("Linear", (Columns,), {"__module__": "torch_geometric.nn.dense.linear", "input_rows": None})

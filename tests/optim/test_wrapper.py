@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from adiv_optim import ChainedOptimizer
 from adiv_optim.optim import OptimizerWrapper
 from tests.helpers.steps import BY_CLASS, network
 
@@ -29,6 +30,16 @@ def test_parts_can_be_set_and_are_set_on_the_inner_optimizer():
         value = copy.copy(getattr(optimizer, name))
         setattr(optimizer, name, value)
         assert getattr(optimizer.inner, name) is value
+
+
+def test_gradients_are_cleared_by_an_optimizer_that_takes_no_argument_for_it():
+    """As Apex's FusedAdam."""
+    kind = type("NoArgument", (SGD,), {"zero_grad": lambda self: SGD.zero_grad(self)})
+    model = network()
+    for optimizer in (OptimizerWrapper(kind(model.parameters())), ChainedOptimizer([kind(model.parameters())])):
+        model[0].weight.grad = torch.ones_like(model[0].weight)
+        optimizer.zero_grad()
+        assert model[0].weight.grad is None
 
 
 def test_a_step_in_inference_mode_is_refused():
