@@ -1,5 +1,6 @@
 r"""Attention whose query and key projections take the step that the attention logits ask for: an experiment to copy.
 
+    pip install '.[bench]'
     python -m examples.attention
 
 A gradient step moves the logits Y = s QKᵀ to first order by −s²(AgB + CgA) with g = ∂L/∂Y, A = X~X~ᵀ, B = KKᵀ and
@@ -280,6 +281,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, number in (("draws", 20), ("rounds", 30), ("epochs", 10), ("seeds", 3)):
         parser.add_argument(f"--{name}", type=positive, default=number, help=f"{number} where it is not given")
     options = parser.parse_args(arguments)
+    if options.seeds < 2:
+        parser.error("--seeds: a standard error wants 2 or more")
     cases = {f"{n}{', uneven' * uneven}": (n, uneven) for n in (1, 16) for uneven in (False, True)}
     found = {title: alignment(*case, options.draws) for title, case in track([*cases.items()], "cosines")}
     print("cosine of the logits' change with −g, by sequences in a batch:")

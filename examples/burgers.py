@@ -111,12 +111,13 @@ def learn(name: str, seconds: float, tick: Callable[[float], object]) -> Learned
     noise = NOISE * torch.randn(OBSERVED, dtype=torch.float64, generator=generator)
     path = Learned(Fluid(), [], [])
     step, start = FITS[name](path.fluid, (points, wave(points) + noise), generator), time.process_time()
-    while (spent := time.process_time() - start) < seconds:
-        path.seconds.append(spent)
+    while True:
+        path.seconds.append(spent := time.process_time() - start)
         path.viscosity.append(path.fluid.log_viscosity.exp().item())
+        if spent >= seconds:
+            return path
         step()
         tick(spent)
-    return path
 
 
 def draw_all(paths: dict[str, Learned], file: Path) -> None:
@@ -147,9 +148,10 @@ def _tick(progress: Progress, task: TaskID, spent: float) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Learn it in both ways, print the viscosities, and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="python -m examples.burgers", description=__doc__.partition("\n")[0])
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--seconds", type=positive, default=15, help="of processor time, for each")
-    parser.add_argument("--out", type=picture_file, default=Path("burgers.png"), help="the picture")
+    parser.add_argument("--out", type=picture_file, default="runs/burgers.png", help="the picture")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     paths = {}
@@ -159,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
             paths[name] = learn(name, options.seconds, partial(_tick, progress, task))
     for name, path in paths.items():
         off = 100 * abs(path.viscosity[-1] / VISCOSITY - 1)
-        print(f"{name}: {len(path.seconds)} steps, viscosity {path.viscosity[-1]:.5f}, {off:.2f} % off {VISCOSITY}")
+        print(f"{name}: {len(path.seconds) - 1} steps, viscosity {path.viscosity[-1]:.5f}, {off:.2f} % off {VISCOSITY}")
     draw_all(paths, options.out)
     print(f"{options.out} shows the errors, and how the viscosity was found.")
 

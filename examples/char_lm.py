@@ -1,5 +1,6 @@
 """A GPT of a million parameters on the characters of a text: AdamW wrapped or not, norms kept, exchanged or left out.
 
+    pip install '.[bench]'
     python -m examples.char_lm --preset small --steps 200 --optimizer whitened
 
 It trains on a text that Python ships; `--data FILE` takes your own. Stop it whenever you like: the same command goes on
@@ -10,6 +11,7 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -62,8 +64,7 @@ def train(options: argparse.Namespace, text: Text, tick: Callable[[int, float], 
     schedule = LambdaLR(optimizer, lambda done: rate_factor(min(done + 1, options.steps), options.steps))
     step = 0
     if options.checkpoint.exists():
-        saved = torch.load(options.checkpoint, map_location=options.device, weights_only=True)
-        check(saved["run"], identity(options), options.checkpoint)
+        saved = load_checkpoint(options)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         schedule.load_state_dict(saved["schedule"])
@@ -102,6 +103,17 @@ def identity(options: argparse.Namespace) -> dict[str, Any]:
     """What a checkpoint must have in common with a run that goes on from it."""
     names = ("data", "preset", "optimizer", "norm", "lr", "weight_decay", "steps", "seed")
     return {name: getattr(options, name) for name in names}
+
+
+def load_checkpoint(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the checkpoint of the run that these options name."""
+    try:
+        saved: dict[str, Any] = torch.load(options.checkpoint, map_location=options.device, weights_only=True)
+        run = saved["run"]
+    except (OSError, EOFError, RuntimeError, LookupError, TypeError, UnpicklingError) as error:
+        raise SystemExit(f"--checkpoint {options.checkpoint}: no checkpoint of this program ({error!r}).") from error
+    check(run, identity(options), options.checkpoint)
+    return saved
 
 
 def check(saved: dict[str, Any], wanted: dict[str, Any], path: Path) -> None:
@@ -184,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if len(text.validation) <= size.context:
         raise SystemExit(
             f"--data {options.data}: a tenth of it is {len(text.validation)} characters, "
-            f"no window of {size.context + 1}; take a longer text, or --preset tiny."
+            f"no window of {size.context + 1}; take a longer text{', or --preset tiny' * (options.preset != 'tiny')}."
         )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress:

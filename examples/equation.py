@@ -171,9 +171,10 @@ def draw(models: Mapping[str, nn.Module], file: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Solve the equation in both ways, print the errors, and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="python -m examples.equation", description=__doc__.partition("\n")[0])
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--seconds", type=positive, default=10, help="of processor time, for each")
-    parser.add_argument("--out", type=picture_file, default=Path("runs/equation.png"), help="the picture")
+    parser.add_argument("--out", type=picture_file, default="runs/equation.png", help="the picture")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     models = {}

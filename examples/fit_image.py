@@ -99,7 +99,7 @@ def picture(path: Path | None, size: int) -> Tensor:
     height, width, _ = pixels.shape
     side = min(height, width)
     if side < size:
-        raise SystemExit(f"--image {path}: it is {width} × {height} pixels; --size is {size}, take at most {side}.")
+        raise SystemExit(f"--size {size}: {path or 'china.jpg'} is {width} × {height} pixels; take at most {side}.")
     top, left = (height - side) // 2, (width - side) // 2
     square = pixels[top : top + side, left : left + side].permute(2, 0, 1)
     return F.adaptive_avg_pool2d(square, size).permute(1, 2, 0) * 2 - 1

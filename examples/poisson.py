@@ -30,7 +30,7 @@ from adiv_optim import Whitened
 from .arguments import picture_file, positive
 
 WIDTHS, INNER, BOUNDARY, WARM_UP = (2, 64, 64, 48, 48, 1), 900, 120, 20
-#: All of the library's part in this program. Learning rates and damping: see docs/chooser.md.
+#: All of the library's part in this program. Its learning rates are of a few trials.
 FITS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "Adam": lambda model: Adam(model.parameters(), lr=0.01),
     "SOAP": lambda model: SOAP(model.parameters(), lr=0.013, weight_decay=0.0),

@@ -1,5 +1,6 @@
 r"""A recurrent cell, which has no closed form, trained by `Proportional`'s gradients from explicit Jacobians.
 
+    pip install '.[bench]'
     python -m examples.recurrent
 
 Digits are read row by row. The cell h′ = tanh(Wx + Uh + b) is called eight times, and `jacobian.backward` corrects each
@@ -81,8 +82,8 @@ def accuracy(model: Reader, images: Tensor, labels: Tensor) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train by every rule, and print what it reached."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=positive, default=10)
+    parser = argparse.ArgumentParser(prog="python -m examples.recurrent", description=__doc__.partition("\n")[0])
+    parser.add_argument("--epochs", type=positive, default=10, help="10 where it is not given")
     options = parser.parse_args(arguments)
     pixels, digits = (torch.tensor(part) for part in load_digits(return_X_y=True))
     order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))

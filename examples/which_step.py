@@ -20,6 +20,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 from adiv_optim import GradientOnly, Proportional, Whitened
 
+from .arguments import picture_file
+
 ROWS, FEATURES, RATE = 6, 6, 1e-3
 STEPS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "SGD": lambda layer: SGD(layer.parameters(), lr=RATE),
@@ -70,7 +72,6 @@ def draw(path: Path) -> None:
         for side in ("top", "right", "left", "bottom"):
             axis.spines[side].set_visible(False)
         axis.tick_params(length=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=130)
     plt.close(fig)
 
@@ -78,7 +79,7 @@ def draw(path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Take the steps, and write the PNG."""
     parser = argparse.ArgumentParser(prog="python -m examples.which_step", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("runs/which-step.png"), help="where the PNG goes")
+    parser.add_argument("--out", type=picture_file, default="runs/which-step.png", help="where the PNG goes")
     options = parser.parse_args(arguments)
     draw(options.out)
     print(f"picture: {options.out}")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._checks import check_count, check_not_negative, without_none
-from ..rows.models import Coverage, refuse_attached, refuse_lazy
+from ..rows.models import Coverage, refuse_attached, refuse_lazy, refuse_overlaps
 from .modules import DETACH_FIRST, Parameters, why_mixed
 from .terms import Term, Terms, solver
 
@@ -100,6 +100,11 @@ class GaussNewton(Optimizer):
     def __init__(self, network: nn.Module, damping: float = 1e-10, *, chunk_size: int | None = None) -> None:
         if not isinstance(network, nn.Module):
             raise TypeError(f"GaussNewton: network must be a torch.nn.Module, found {type(network).__name__}.")
+        if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in network.modules()):
+            raise TypeError(
+                "GaussNewton: network is in DistributedDataParallel, which has nothing to average here; pass "
+                "network.module, and the same terms in every process."
+            )
         check_not_negative("GaussNewton", damping=damping)
         check_count("GaussNewton", **without_none(chunk_size=chunk_size))
         refuse_lazy("GaussNewton", network)
@@ -179,6 +184,10 @@ class GaussNewton(Optimizer):
             share = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
             if module.training and isinstance(share, (int, float)) and share > 0:  # attention has a number
                 raise ValueError(f"{where}: {type(module).__name__} drops inputs anew each time; call .eval().")
+            has_statistics = getattr(module, "track_running_stats", False) or type(module).__name__ == "_SpectralNorm"
+            if module.training and has_statistics:
+                name = type(module).__name__
+                raise ValueError(f"{where}: {name} updates its buffers as it runs, and a step does not; call .eval().")
 
     def metrics(self) -> dict[str, float]:
         """Return numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries.
@@ -292,4 +301,5 @@ def _checked_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
         raise TypeError(
             f"GaussNewton: {sharded[0]} is a {kind}; sharded ones and other subclasses of Tensor are not supported."
         )
+    refuse_overlaps("GaussNewton", trained)
     return trained

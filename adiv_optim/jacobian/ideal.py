@@ -8,7 +8,7 @@ from torch.func import vjp
 
 from .._checks import check_not_negative
 from .._device import at_least_float32
-from ..rows.models import refuse_attached
+from ..rows.models import refuse_attached, refuse_overlaps
 from .modules import DETACH_FIRST, Parameters, pure, same_randomness
 
 
@@ -57,6 +57,7 @@ def ideal_update(module: nn.Module, inputs: Any, grad_output: Tensor, damping: f
     trained, run = pure(module)
     if not trained:
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
+    refuse_overlaps("ideal_update", dict(module.named_parameters()))
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
     if any(parameter.is_complex() for parameter in trained.values()):
         raise ValueError(f"ideal_update: {type(module).__name__} is complex, and has no real Jacobian.")

@@ -67,7 +67,10 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
         True
     """
     if x.dim() != 1:
-        raise ValueError(f"derivatives: x has shape {tuple(x.shape)}; it is one point, (d,). Map by torch.func.vmap.")
+        raise ValueError(
+            f"derivatives: x has shape {tuple(x.shape)}; it is one point, (d,), as t[None] is of one coordinate. Map "
+            "by torch.func.vmap."
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("derivatives: torch.func cannot differentiate TorchScript; pass the module that was scripted.")
     if (layers := _known_layers(model)) is not None:

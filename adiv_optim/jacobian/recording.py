@@ -109,8 +109,8 @@ class _Recorder:
         self.calls: list[tuple[str, tuple[Tensor, ...], tuple[Tensor, ...], Tensor]] = []
         self.refused: dict[str, str] = {}
         self.changed: set[str] = set()
-        #: Of the calls that have not returned: the inputs, copies of them, and the states of the random generators.
-        self._open_calls: dict[str, tuple[tuple[Any, ...], tuple[Tensor, ...], list[Any]]] = {}
+        #: Of the calls that have not returned: the inputs, copies of them, and the states of generators and buffers.
+        self._open_calls: dict[str, tuple[tuple[Any, ...], tuple[Tensor, ...], list[Tensor]]] = {}
         self._read: dict[str, tuple[Tensor, ...]] = {}
         #: What layers themselves have returned.
         self._returned: dict[str, Any] = {}
@@ -136,7 +136,7 @@ class _Recorder:
         if not args or kwargs or not all(isinstance(arg, Tensor) for arg in args):
             self.refused[path] = "it was not called with tensors alone, by position"
         self._set_trainable(path, False)
-        self._open_calls[path] = args, _copies(args), generator_states(layer)
+        self._open_calls[path] = args, _copies(args), _states(layer)
 
     def _note_read(self, path: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
         given, copies, _ = self._open_calls[path]
@@ -154,9 +154,11 @@ class _Recorder:
         self._set_trainable(path, True)
         _, inputs, states = self._open_calls.pop(path)
         read = self._read.pop(path)
-        after = generator_states(layer)
-        if not all(torch.equal(state, now) for (*_, state), (*_, now) in zip(states, after, strict=False)):
-            self.refused[path] = "it drew random numbers, which it would draw anew for every row without model.eval()"
+        if not all(map(torch.equal, states, _states(layer))):
+            self.refused[path] = (
+                "it drew random numbers or changed its buffers, which it would do again for every row without "
+                "model.eval()"
+            )
         if not isinstance(output, Tensor):
             self.refused[path] = f"it returned {type(output).__name__}; only a layer that returns one tensor has rows"
         elif path not in self.refused and (self.freeze or output.requires_grad):
@@ -164,6 +166,10 @@ class _Recorder:
             self.calls.append((path, inputs, read, output))
             return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone
         return output
+
+
+def _states(layer: nn.Module) -> list[Tensor]:
+    return [state for *_, state in generator_states(layer)] + [buffer.clone() for buffer in layer.buffers()]
 
 
 def _copies(args: tuple[Any, ...]) -> tuple[Tensor, ...]:

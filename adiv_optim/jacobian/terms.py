@@ -34,13 +34,14 @@ class _Residual(nn.Module):
         try:
             with WrittenOut():
                 yield
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
             error.add_note(
-                f"{self.where}: this residual is given one sample, without the dimension of the batch, and runs once "
-                "for all by torch.func.vmap. Derivatives by a point come from jacobian.derivatives, laplacian or "
-                "torch.func, not from torch.autograd.grad. Points have the dtype of the parameters; a branch is a "
-                "torch.where, an index a torch.gather or a one-hot row made before the step; random numbers are drawn "
-                "before it, and .eval() ends dropout. Write norms of what the network returns as square roots."
+                f"{self.where}: this residual is given the network and one sample of each tensor, without the "
+                "dimension of the batch, and runs once for all by torch.func.vmap. Derivatives by a point come from "
+                "jacobian.derivatives, laplacian or torch.func, not from torch.autograd.grad. Points have the dtype of "
+                "the parameters; a branch is a torch.where, an index a torch.gather or a one-hot row made before the "
+                "step; random numbers are drawn before it, and .eval() ends dropout. Write norms of what the network "
+                "returns as square roots."
             )
             raise
 

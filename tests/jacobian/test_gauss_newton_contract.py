@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.nn.utils import parametrizations
 
 from adiv_optim import GaussNewton, Proportional, attach
 from adiv_optim.jacobian import laplacian
@@ -76,6 +77,14 @@ REFUSED = {
     "dropout": (
         lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)), REGRESSION, ValueError, r"1: Dropout drops inputs",
     ),
+    "spectral-norm": (
+        lambda: parametrizations.spectral_norm(nn.Linear(2, 1)), REGRESSION, ValueError,
+        r"parametrizations.weight.0: _SpectralNorm updates its buffers as it runs, .*\.eval\(\)",
+    ),
+    "instance-norm": (
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.InstanceNorm1d(2, track_running_stats=True)), REGRESSION, ValueError,
+        r"1: InstanceNorm1d updates its buffers as it runs",
+    ),
 }  # fmt: skip
 
 
@@ -84,6 +93,12 @@ def test_what_it_cannot_step_on_is_refused(name):
     model, terms, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         GaussNewton(model().double()).step(terms)
+
+
+def tied_by_data():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].weight.data = model[1].weight.data.T
+    return model
 
 
 class Shard(torch.Tensor):
@@ -97,10 +112,20 @@ class Shard(torch.Tensor):
     (lambda: nn.ParameterList([nn.Parameter(torch.ones(2).as_subclass(Shard))]), TypeError, "0 is a Shard; sharded"),
     (lambda: nn.Linear(2, 2, dtype=torch.complex128), TypeError, "are torch.complex128 on cpu"),
     (lambda: nn.Sequential(nn.Linear(2, 2).float(), nn.Linear(2, 2)), TypeError, r"Call network.double\(\)"),
+    (tied_by_data, ValueError, "'0.weight': it shares its memory with 1.weight, and would be stepped on twice; tie"),
 ])  # fmt: skip
 def test_networks_that_it_cannot_step_are_refused(model, error, message):
     with pytest.raises(error, match=message):
         GaussNewton(model())
+
+
+def test_a_network_that_processes_share_is_refused():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(TypeError, match=r"DistributedDataParallel, which .*; pass network.module"):
+            GaussNewton(nn.parallel.DistributedDataParallel(network()))
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_settings_groups_scalers_and_autocast_are_refused():
@@ -197,13 +222,14 @@ def test_residuals_that_are_no_tensors_of_the_parameters_type_are_refused(residu
     (lambda model, x: model(x) + torch.randn(1), torch.float64, "random operation"),
     (lambda model, x: model(x) if x[0] > 0.5 else -model(x), torch.float64, "data-dependent control flow"),
     (lambda model, x: model(x), torch.float32, "same dtype"),
+    (lambda model, x, y: model(x) - y, torch.float64, "missing 1 required positional argument"),
 ])  # fmt: skip
 def test_errors_of_torch_say_which_residual_and_what_to_do(residual, dtype, message):
     terms = [(lambda model, x: model(x), torch.rand(2, 2)), (residual, torch.rand(3, 2, dtype=dtype))]
-    with pytest.raises(RuntimeError, match=message) as error:
+    with pytest.raises((RuntimeError, TypeError), match=message) as error:
         GaussNewton(network()).step(terms)
     (note,) = error.value.__notes__
-    assert note.startswith("GaussNewton.step: terms[1]: this residual is given one sample")
+    assert note.startswith("GaussNewton.step: terms[1]: this residual is given the network and one")
 
 
 def test_a_residual_that_uses_a_parameter_outside_of_the_network_is_refused():

@@ -11,6 +11,7 @@ from adiv_optim.jacobian.modules import jvp
 from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import LAYERS, apply, gradients, relative_error
 from tests.helpers.modules import Model
+from tests.jacobian.test_gauss_newton_contract import tied_by_data
 
 CLOSED_FORM = 1e-10  # float64
 
@@ -129,6 +130,11 @@ def test_a_layer_with_two_names_keeps_its_parameters():
     step = jacobian.ideal_update(module, torch.randn(3, 2), torch.randn(3, 2), 0.1)
     assert step.keys() == dict(module.named_parameters()).keys()
     assert [id(parameter) for parameter in layer.parameters()] == [id(parameter) for parameter in parameters]
+
+
+def test_parameters_that_share_memory_are_refused():
+    with pytest.raises(ValueError, match=r"ideal_update: '0.weight': it shares its memory with 1.weight"):
+        jacobian.ideal_update(tied_by_data(), torch.randn(2, 2), torch.randn(2, 2))
 
 
 #: Module, shape of g, options, error, and what it says.

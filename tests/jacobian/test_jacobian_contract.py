@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import BatchIdeal, Disproportional, Proportional, attach, jacobian
@@ -292,8 +293,20 @@ def test_a_layer_that_draws_random_numbers_is_named():
     """Its rows would be computed with other numbers than the pass had."""
     noisy = Model(lambda model, x: F.dropout(x * model.gain, 0.5, model.training), gain=nn.Parameter(torch.ones(6)))
     model, x, y = nn.Sequential(noisy, nn.Linear(6, 3)), torch.randn(8, 6), torch.randint(3, (8,))
-    message = r"layer '0' \(Model\) .*: it drew random numbers, .* without model\.eval\(\); name other"
+    message = r"layer '0' \(Model\) .*: it drew random numbers or .* without model\.eval\(\); name other"
     with pytest.raises(ValueError, match=message):
         jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     assert divergence(model, F.cross_entropy, x, y).left_out["0"].startswith("it drew random numbers")
     jacobian.corrected_gradients(model.eval(), F.cross_entropy, x, y, None)
+
+
+def test_a_layer_that_changes_its_buffers_is_named():
+    """Each of its rows would be computed with other buffers than the pass had, as of the power iteration here."""
+    model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    with pytest.raises(ValueError, match=r"layer '0' .*: it drew random numbers or changed its buffers"):
+        jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
+    found = jacobian.corrected_gradients(model.eval(), F.cross_entropy, x, y, None)
+    F.cross_entropy(model(x), y).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad)
