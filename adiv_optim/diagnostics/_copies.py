@@ -22,17 +22,17 @@ def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Opt
     memo: dict[int, Any] = {}
     try:
         model_copy: nn.Module = copy.deepcopy(model, memo)
+        twin: Optimizer | None = copy.deepcopy(optimizer, memo)
+        if optimizer is not None and twin is not None:
+            _copy_attributes(optimizer, twin, memo)
+            twin.zero_grad()  # else remembered rows of unfinished micro-batches would count
     except (RuntimeError, TypeError) as error:  # the latter of locks, files and generators
+        names = type(model).__name__ + f" or its {type(optimizer).__name__}" * (optimizer is not None)
         raise ValueError(
-            f"{type(model).__name__} cannot be copied ({error}), and divergence measures on a copy; a module must not "
-            "hold locks, files, generators, or tensors computed from its parameters (torch.nn.utils.weight_norm does, "
-            "its parametrization does not)."
+            f"{names} cannot be copied ({error}), and divergence measures on a copy; they must not hold locks, files, "
+            "generators, or tensors computed from parameters (torch.nn.utils.weight_norm does, its parametrization "
+            "does not)."
         ) from error
-    if optimizer is None:
-        return model_copy, None
-    twin: Optimizer = copy.deepcopy(optimizer, memo)
-    _copy_attributes(optimizer, twin, memo)
-    twin.zero_grad()  # else remembered rows of unfinished micro-batches would count
     return model_copy, twin
 
 

@@ -54,8 +54,8 @@ def divergence(
     downhill to first order, which a correction need not be.
 
     With an optimizer Δθ is its real step, momentum, decay and rounding included, and cosine, projection and descent are
-    that step's. Such a step cannot be split by rows: γ and its shares are those of the gradient that the optimizer
-    received, and interference is the share of Δz_k normal to g_k. A layer's η is the largest rate of its parameter
+    that step's. Such a step cannot be split by rows: γ and its shares are those of the layer's whole gradient,
+    and interference is the share of Δz_k normal to g_k. A layer's η is the largest rate of its parameter
     groups; a layer with η = 0 is left out, a named one too.
 
     Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, torch's
@@ -109,6 +109,8 @@ def divergence(
     check_count("divergence", max_rows=max_rows)
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no trainable parameter, so there is no step to measure.")
+    if isinstance(correction, Optimizer):
+        raise TypeError("divergence: correction is an optimizer; pass that by name: optimizer=….")
     if correction is not None:
         check_correction(correction)
         remedy = "leave `correction` out to measure that, or call adiv_optim.detach(model) first"
@@ -159,8 +161,8 @@ def _loss_of_copy(model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], outpu
         found = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
         if any(gradient is not None for gradient in found):
             raise ValueError(
-                "divergence runs a copy of the model, and loss_fn reads parameters of the model itself; compute what "
-                "depends on them, such as a penalty, in its forward."
+                "divergence runs a copy of the model, and the loss reads the model's own parameters: by loss_fn, as "
+                "a penalty, which belongs in the forward; or by a forward set on the model that calls its own one."
             )
     return loss
 
@@ -187,6 +189,8 @@ def _measure(
         return "it was not called with any rows, the loss does not depend on it, or a reentrant checkpoint hides calls"
     if any(each.is_complex() for call in calls for each in (*layer.parameters(), *call.inputs, call.grad_output)):
         return "it computes with complex numbers, whose rows are not measured"
+    if has_closed_form(layer):  # what else it carries multiplies no rows
+        names = {local: name for local, name in names.items() if local in ("weight", "bias")}
     rates = [step.rates[name] for name in names.values() if name in step.rates]
     if not rates:
         return "the optimizer holds none of its parameters"

@@ -89,7 +89,8 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
         row_index=index,
         grad=grad,
         movement=widest(movement[group, which * per_sample + position]),
-        own_movement=-length.unsqueeze(-1) * widest(own_movement),
+        # A row without a gradient has no direction, and does not move itself.
+        own_movement=(-length.unsqueeze(-1) * widest(own_movement)).masked_fill(length.unsqueeze(-1) == 0, 0.0),
         own_gains=widest(torch.stack([gains[name] for name in step], -1)),
         squared_norm=_input_norms(layer, inputs, grad_output, sample, index),
     )

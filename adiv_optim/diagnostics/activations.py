@@ -114,8 +114,8 @@ def hermite_coefficients(activation: Activation, degree: int) -> Tensor:
         >>> [round(c, 6) for c in hermite_coefficients(torch.exp, 2).tolist()]  # √e / √k!
         [1.648721, 1.648721, 1.165822]
     """
-    if degree < 0:
-        raise ValueError(f"degree is {degree}; it is that of the last coefficient and must be at least 0.")
+    if not isinstance(degree, int) or degree < 0:
+        raise ValueError(f"degree is {degree}; it is that of the last coefficient, a whole number from 0.")
     sampled = sample(activation, degree)
     return torch.stack([h @ sampled.values for h in islice(sampled.hermite(), degree + 1)])
 

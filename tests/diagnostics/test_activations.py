@@ -134,5 +134,6 @@ def test_constant_has_moments_but_no_strength():
     assert not gaussian_moments(lambda z: 1 + 1e-9 * z).is_constant
     with pytest.raises(ValueError, match="activation is the constant 1: all samples become one"):
         isometry_strength(torch.ones_like)
-    with pytest.raises(ValueError, match="degree is -1"):
-        hermite_coefficients(torch.relu, -1)
+    for degree in (-1, 2.0):
+        with pytest.raises(ValueError, match=f"degree is {degree}; .* a whole number from 0"):
+            hermite_coefficients(torch.relu, degree)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, attach
 from adiv_optim.diagnostics import divergence
@@ -15,6 +16,7 @@ from adiv_optim.layers import AffineLikeLinear, PatchNormConv2d
 from tests.fuzz.by_hand import outputs
 from tests.helpers.cases import LAYERS, quiet_same
 from tests.helpers.covering import paired
+from tests.helpers.modules import Model
 from tests.jacobian.test_ideal_update import LowRank
 
 EXACT = 1e-12  # relative, float64
@@ -265,8 +267,25 @@ def test_a_hook_before_a_layer_runs_once():
 
 def test_a_loss_that_reads_the_model_itself_is_refused():
     model, x = nn.Linear(3, 2), torch.randn(5, 3)
-    with pytest.raises(ValueError, match="loss_fn reads parameters of the model itself; compute what depends on them"):
+    with pytest.raises(ValueError, match="the loss reads the model's own parameters: by loss_fn, as a penalty"):
         divergence(model, lambda z, g: weighted(z, g) + model.weight.square().sum(), x, torch.randn(5, 2))
+
+
+def test_padded_tokens_of_a_layer_without_closed_form_move_by_others_alone():
+    x, y = torch.randn(9, 4), torch.tensor([0, 2, 1, 0, *[-100] * 5])
+    plain = nn.Linear(4, 3)
+    parametrized = parametrize.register_parametrization(copy.deepcopy(plain), "weight", nn.Identity())
+    found, wanted = (divergence(layer, F.cross_entropy, x, y).layers[""] for layer in (parametrized, plain))
+    agrees(found.interference, wanted.interference)
+    assert found.interference[-1] == 1
+
+
+def test_a_parameter_that_a_layer_carries_beside_its_own_is_no_row_of_it():
+    layer = nn.Linear(4, 3)
+    layer.scale = nn.Parameter(torch.ones(3))
+    model = Model(lambda model, x: model.layer(x) * model.layer.scale, layer=layer)
+    found = divergence(model, weighted, x := torch.randn(5, 4), torch.randn(5, 3)).layers["layer"]
+    agrees(found.gain, x.square().sum(1) + 1)
 
 
 def test_descent_is_the_inner_product_with_the_plain_gradient_under_one_dropout_mask():

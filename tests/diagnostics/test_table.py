@@ -91,6 +91,12 @@ def around(optimizer):
     return outer
 
 
+def locked(network):
+    optimizer = torch.optim.SGD(network.parameters())
+    optimizer.lock = threading.Lock()
+    return optimizer
+
+
 WRONG = {
     "attached-twice": (
         lambda: (attach(model(), Proportional()), BatchIdeal(), {}),
@@ -121,6 +127,12 @@ WRONG = {
     "lock": (
         lambda: (Model(lambda model, x: x, layer=nn.Linear(4, 3), lock=threading.Lock()), None, {}),
         ValueError, r"Model cannot be copied .*must not hold locks",
+    ),
+    "lock-of-optimizer": (lambda: (network := model(), None, {"optimizer": locked(network)}),
+        ValueError, r"Sequential or its SGD cannot be copied .*must not hold locks",
+    ),
+    "optimizer-by-position": (
+        lambda: (network := model(), torch.optim.SGD(network.parameters()), {}), TypeError, "by name: optimizer=",
     ),
     "corrected-inside": (
         lambda: (nn.Sequential(attach(model(), Proportional())), None, {"layers": ["0"]}),
