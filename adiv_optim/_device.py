@@ -29,9 +29,9 @@ def addresses(parameters: Iterable[Parameter]) -> list[tuple[int, int, torch.Siz
     return [(id(p), address(p), p.shape, p.requires_grad) for p in parameters]
 
 
-def address(parameter: Parameter) -> int:
+def address(parameter: torch.Tensor) -> int:
     """Return the address of a parameter's memory, 0 if it has none, as on the meta device. Every step asks for it."""
-    part: torch.Tensor = parameter
+    part = parameter
     if type(part) is not Parameter:  # to_local() would take longer than everything else here
         part = getattr(parameter, "_local_tensor", parameter)
         if type(part) not in (torch.Tensor, Parameter):

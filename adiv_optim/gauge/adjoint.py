@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn.utils import parametrize
 
 from .. import _device, _torch
 from ..rows.models import bypassed, first_argument, label
@@ -188,7 +189,7 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     for layer in layers.values():
         hooks = _LayerHooks()
         handle.callback(layer.register_forward_pre_hook(hooks.before, with_kwargs=True).remove)
-        handle.callback(layer.register_forward_hook(hooks.after).remove)
+        handle.callback(layer.register_forward_hook(hooks.after, always_call=True).remove)
     return handle
 
 
@@ -204,10 +205,14 @@ class _LayerHooks:
     """The hooks of a layer, which do what `uc_linear` does; a class, so that models that have them can be pickled."""
 
     inverse_rows: Tensor | None = None  # from one hook to the other
+    cache: ExitStack | None = None  # in which a parametrized weight is computed once for both
 
     def before(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or _torch.is_exporting():
             return None
+        if parametrize.is_parametrized(layer):
+            self.cache = ExitStack()
+            self.cache.enter_context(parametrize.cached())
         kernel_dims = layer.weight.dim() - 2
         scaling = rz_scaling(layer.weight, groups=getattr(layer, "groups", 1), kernel_dims=kernel_dims)
         self.inverse_rows, inverse_columns = ((1 / scale).view(-1, *(1,) * kernel_dims) for scale in scaling[::2])
@@ -217,5 +222,7 @@ class _LayerHooks:
         return args, {**kwargs, name: _ScaledGradient.apply(kwargs[name], inverse_columns)}
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        inverse_rows, self.inverse_rows = self.inverse_rows, None
-        return None if inverse_rows is None else _ScaledGradient.apply(output, inverse_rows).clone()
+        inverse_rows, self.inverse_rows, cache, self.cache = self.inverse_rows, None, self.cache, None
+        if cache is not None:
+            cache.close()
+        return None if inverse_rows is None or output is None else _ScaledGradient.apply(output, inverse_rows).clone()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .._checks import check_count, check_not_negative
 from .._device import at_least_float32, local, to_float64, whole
+from ..optim.parameters import unwrapped
 from .graph import ChannelGraph, Factors
 from .network import network_scales
 from .rz import rz_scaling
@@ -59,8 +60,8 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
         The same model.
 
     Raises:
-        ValueError: `log_scales` has another shape or holds NaN or inf, or the model lacks a parameter of the
-            graph or has it in another shape. The model is then unchanged.
+        ValueError: `log_scales` has another shape or holds NaN or inf, a parameter would leave the range of its type,
+            or the model lacks one of the graph or has it in another shape. The model is then unchanged.
 
     Example:
         >>> import torch
@@ -72,18 +73,29 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
         >>> torch.allclose(model(x), before)
         True
     """
+    if not isinstance(graph, ChannelGraph) or not isinstance(log_scales, Tensor):
+        raise TypeError(
+            f"apply_gauge takes (model, graph, log_scales), found {type(model).__name__}, {type(graph).__name__}, "
+            f"{type(log_scales).__name__}; graph is what trace returns, log_scales a tensor of (graph.free,)."
+        )
     if not bool(log_scales.isfinite().all()):
         raise ValueError("log_scales holds NaN or inf; draw it from random_gauge or network_scales.")
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    plain = unwrapped(model)
+    tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
     log_scales = to_float64(log_scales)
     factors = {**graph.factors(log_scales), **graph.factors(log_scales, buffers=True)}
     graph.check(tensors, factors)
+    new = dict[str, Tensor]()
     for name in factors:
         shape, d, e = factors[name].of_shard(tensors[name])
         part = local(tensors[name]).detach().view(shape)
         # One of the factors may leave the range of half precision where their product does not.
         wide = at_least_float32(part)
-        part.copy_(wide * d.to(wide) * e.to(wide))
+        new[name] = (wide * d.to(wide) * e.to(wide)).to(part.dtype)
+        if not bool((new[name].isfinite() | ~part.isfinite()).all()):
+            raise ValueError(f"{name!r} leaves the range of {part.dtype} by these scales; take smaller ones.")
+    for name, value in new.items():
+        local(tensors[name]).detach().view(value.shape).copy_(value)
     return model
 
 
@@ -114,7 +126,7 @@ def canonical(model: nn.Module, graph: ChannelGraph) -> Tensor:
         >>> round(model[0].weight.item(), 9), round(model[2].weight.item(), 9)
         (4.0, -4.0)
     """
-    log_scales = network_scales(graph, dict(model.named_parameters()))
+    log_scales = network_scales(graph, dict(unwrapped(model).named_parameters()))
     apply_gauge(model, graph, -log_scales)
     return log_scales
 

@@ -58,15 +58,16 @@ def _weighted(
     The weight's dimensions are outputs, inputs of a group and positions; or inputs first, outputs second if transposed.
     """
     if not _is_weight(weight) or (groups > 1 and weight.view.stride() != weight.base.stride()):
-        return call.pin_all()
+        return call.pin_all(f"{call.label} by a weight that is computed or cut")
     shape, ones = weight.shape, [1] * (len(weight.shape) - 2)
     inputs, outputs = call.ids_along(x, axis), call.channels.fresh((call.shape[axis],))
     rows, columns = [groups, -1, 1, *ones], [groups, 1, -1, *ones]
     plus, minus = outputs.view(columns if transposed else rows), inputs.view(rows if transposed else columns)
     # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
     fan_in = math.prod(shape[1:]) if ones else len(inputs)
-    is_matrix = len(shape) == weight.base.dim()
-    settings = {"counted": True, "expected_log_weight": mean_log_uniform(fan_in), "matrix": is_matrix}
+    has_kernel_last = set((weight.axes() or [])[:2]) <= {0, 1, -1}  # else one for each output, not position, is wanted
+    is_matrix = len(shape) == weight.base.dim() and has_kernel_last
+    settings: dict[str, Any] = {"counted": True, "expected_log_weight": mean_log_uniform(fan_in), "matrix": is_matrix}
     if groups == 1:
         call.move(weight, plus[0], minus[0], **settings)
     else:

@@ -1,9 +1,11 @@
 """Trace the channels of a model: torch.export lists its operations, and the rules say which scales these share."""
 
+import copy
 import itertools
 import operator
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from ..optim.parameters import unwrapped
 from ..rows.models import overlaps, refuse_lazy, refuse_sharded
 from .call import Activation, Call, ParameterView
 from .channels import PINNED, Channels, pinned
@@ -55,20 +58,37 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         >>> gauge.trace(model, torch.ones(1, 3)).free
         4
     """
-    program = _exported(model, example_input)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"trace: model must be a torch.nn.Module, found {type(model).__name__}.")
+    model = unwrapped(model)
+    with _attributes_kept(model):
+        program = _exported(model, example_input)
     # Operations whose results nothing uses, as those for a log, would pin their inputs; a region may write in place.
     program.graph_module.graph.eliminate_dead_code(lambda node: node.is_impure() or _is_region(node))
     with torch.device("cpu"):  # where ids are, under any default device
         channels = Channels()
         outputs = _Interpreter(program.graph_module, channels).run(*_inputs(program, model))
+        _note_reads(channels, outputs)
         Call(None, "output", {"outputs": outputs}, None, "output of the model", channels).pin_all()
         return _graph(channels, [name for name, _ in model.named_parameters()])
 
 
+@contextmanager
+def _attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Put attributes of modules back: torch.export leaves those that a first call makes, of tensors without numbers."""
+    own = [vars(module) for module in model.modules()]
+    within = [value for attributes in own for value in attributes.values() if isinstance(value, (dict, set, list))]
+    before = [copy.copy(container) for container in (*own, *within)]
+    try:
+        yield
+    finally:
+        for container, old in zip((*own, *within), before, strict=True):
+            container.clear()
+            container.extend(old) if isinstance(container, list) else container.update(old)
+
+
 def _exported(model: nn.Module, example_input: Any) -> Any:
     """Return the program that torch.export makes of a model; raise as `trace` says."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"trace: model must be a torch.nn.Module, found {type(model).__name__}.")
     refuse_lazy("trace", model)
     refuse_sharded(
         "trace", model, "trace the model before it is sharded, and pass on the graph: UnitConsistent(…, graph=graph)"
@@ -97,7 +117,8 @@ def _inputs(program: Any, model: nn.Module) -> list[Any]:
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
     buffers = model.named_buffers(remove_duplicate=False)
     trained = dict(model.named_parameters(remove_duplicate=False))
-    shared = overlaps(dict(model.named_parameters()))
+    every: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers()), **program.constants}
+    shared = overlaps({name: tensor for name, tensor in every.items() if isinstance(tensor, Tensor)})
     first = dict[int, str]()  # a tied parameter has several names
     names = {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(trained.items(), buffers)}
     values = list[Any]()
@@ -139,13 +160,13 @@ class _Interpreter(torch.fx.Interpreter):
             place = next(place for place, value in enumerate(args) if isinstance(value, torch.fx.GraphModule))
             return _Interpreter(args[place], self.channels).run(*args[place + 1 :])
         call = _call(node, args, kwargs, self.channels)
-        rule = RULES.get(call.name, Call.pin_all)
+        schema = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else []
+        has_out = any(argument.kwarg_only and argument.alias_info for argument in schema)
+        rule = Call.pin_all if has_out else RULES.get(call.name, Call.pin_all)
         result = rule(call)
-        for value in pytree.tree_leaves(call.arguments) if rule is not batch_norm else ():
-            if isinstance(value, Activation) and value.buffer:  # which no normalisation alone reads
-                still = pinned(len(value.shape))
-                self.channels.record(self.channels.buffers, value.buffer, Entry(value.shape, still, still))
-        writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+        if rule is not batch_norm:
+            _note_reads(self.channels, call.arguments)
+        writes = any(argument.alias_info and argument.alias_info.is_write for argument in schema)
         if writes and isinstance(node.args[0], torch.fx.Node):
             overwritten, why = self.env[node.args[0]], f"overwritten in place by {call.label}"
             if rule is rearrange:
@@ -158,6 +179,14 @@ class _Interpreter(torch.fx.Interpreter):
         return result
 
 
+def _note_reads(channels: Channels, values: Any) -> None:
+    """Let buffers stand still that anything but a normalisation reads."""
+    for value in pytree.tree_leaves(values):
+        if isinstance(value, Activation) and value.buffer:
+            still = pinned(len(value.shape))
+            channels.record(channels.buffers, value.buffer, Entry(value.shape, still, still))
+
+
 def _call(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any], channels: Channels) -> Call:
     """Return the call of an operator in a traced graph, with the arguments given for its nodes."""
     modules, output = list((node.meta.get("nn_module_stack") or {}).values()), node.meta.get("val")
@@ -167,7 +196,7 @@ def _call(node: torch.fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any], c
         arguments = {argument.name: argument.default_value for argument in node.target._schema.arguments}
         arguments |= {**dict(zip(arguments, args, strict=False)), **kwargs}
     else:
-        name = str(node.target)
+        name = getattr(node.target, "__name__", str(node.target))
         arguments = {"args": args, "kwargs": kwargs}
     name = name if name in RULES else name.removesuffix("_")
     label = f"{name} in {path}" if path else name

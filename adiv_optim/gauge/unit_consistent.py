@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import _device
+from .._checks import describe
 from .._device import addresses
 from .._distributed import why_not_one_cut
 from ..optim.mapped import Mapped
@@ -206,6 +207,8 @@ class UnitConsistent(Mapped):
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = trace(model, example_input)
+        if not isinstance(graph, ChannelGraph):
+            raise TypeError(f"UnitConsistent: graph is {describe(graph)}; pass trace's, or an input as example_input.")
         graph.check(dict(model.named_parameters()), graph.parameters)
         skip = listed(skip)
         super().__init__(optimizer, ChannelScales(model, graph, gauge, skip))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
@@ -99,7 +99,7 @@ def no_such_module(argument: str, entry: object, paths: Collection[str]) -> Valu
     return ValueError(f"{argument} names {entry!r}, which the model does not have; its modules are {modules}.")
 
 
-def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
+def overlaps(parameters: Mapping[str, Tensor]) -> dict[int, str]:
     """Return the parameters that may share elements with another, by id, each with the reason for its plain step.
 
     A decoder whose `weight.data` is the encoder's, transposed, is an example: to map both would map the elements twice.

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from adiv_optim import Proportional, UnitConsistent, attach, gauge
 from adiv_optim.gauge import uc_backpropagation, uc_linear
@@ -134,6 +135,23 @@ def test_input_by_name_and_no_grad():
     with torch.no_grad():
         layer.weight[0, 0] = torch.nan  # it has no scales, and without a gradient needs none
         assert not layer(x).requires_grad
+
+
+def test_a_weight_that_changes_with_each_use_is_computed_once():
+    """As of spectral norm, of which each use is a step of the power iteration."""
+    layers = []
+    for through_adjoint in (False, True):
+        torch.manual_seed(0)
+        layers.append(parametrizations.spectral_norm(nn.Linear(4, 3)))
+        if through_adjoint:
+            uc_backpropagation(layers[1])
+        layers[-1].parametrizations.weight.original.data.mul_(torch.arange(4.0))
+    x = torch.randn(5, 4)
+    assert torch.equal(layers[1](x), layers[0](x))
+    assert torch.equal(layers[1].parametrizations.weight[0]._u, layers[0].parametrizations.weight[0]._u)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        layers[1](torch.randn(5, 3))
+    assert not parametrize._cache_enabled
 
 
 MISTAKES = {

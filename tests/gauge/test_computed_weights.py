@@ -135,13 +135,38 @@ def with_statistics_read_twice():
     return Model(call, first=nn.Linear(6, 4), norm=norm, last=nn.Linear(4, 2)).eval()
 
 
+def with_statistics_returned():
+    model = with_statistics_read_twice()
+    model.compute = lambda m, x: torch.cat([m.last(m.norm(m.first(x)).relu()), m.norm.running_mean[None, :2]])
+    return model
+
+
+def with_a_buffer_in_its_memory():
+    model = Model(lambda m, x: m.last(m.first(x).relu()) + F.linear(x[:, :4], m.copy), **first_and_last())
+    model.register_buffer("copy", model.last.weight.data)
+    return model
+
+
+def out_into_a_view(model, x):
+    with torch.no_grad():
+        whole = x.new_empty(len(x), 4)
+        torch.mul(model.first(x)[:, :2], 2, out=whole[:, :2])
+        torch.clamp(model.first(x)[:, 2:], min=0, out=whole[:, 2:])
+    return model.last(whole)
+
+
+def first_and_last():
+    return {"first": nn.Linear(6, 4), "last": nn.Linear(4, 2)}
+
+
 @pytest.mark.parametrize(
     "build",
     [
-        tied_by_data, of_integers, with_statistics_read_twice,
+        tied_by_data, of_integers, with_statistics_read_twice, with_statistics_returned, with_a_buffer_in_its_memory,
+        lambda: Model(out_into_a_view, **first_and_last()),
         lambda: Model(overwritten_in_a_region, first=nn.Linear(6, 4), last=nn.Linear(4, 2)),
     ],
-    ids=["tied-by-data", "integers", "statistics", "region"],
+    ids=["tied-by-data", "integers", "statistics", "returned", "buffer", "out", "region"],
 )  # fmt: skip
 def test_a_gauge_leaves_the_function_where_a_parameter_or_buffer_is_used_otherwise_too(build):
     torch.manual_seed(0)

@@ -1,10 +1,12 @@
 """gauge.apply_gauge and network_scales: the function stays, the scales follow the gauge."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from adiv_optim import gauge
+from adiv_optim import UnitConsistent, gauge
 from adiv_optim.gauge import network
 from tests.helpers.cases import relative_error
 from tests.helpers.gauge_models import MODELS, mlp
@@ -147,6 +149,14 @@ def test_mistakes_are_named_and_change_nothing():
     ):
         with pytest.raises(ValueError, match=message):
             gauge.apply_gauge(found, graph, log_scales)
+    with pytest.raises(TypeError, match=r"takes \(model, graph, log_scales\), found Sequential, Tensor, ChannelGraph"):
+        gauge.apply_gauge(model, torch.zeros(23), graph)
+    with pytest.raises(TypeError, match=r"graph is a .* tensor of shape \(3, 6\); pass trace's"):
+        UnitConsistent(torch.optim.SGD(model.parameters()), model, graph=torch.zeros(3, 6))
+    half = copy.deepcopy(model).half()
+    with pytest.raises(ValueError, match=r"'0.weight' leaves the range of torch.float16 by these scales; take smaller"):
+        gauge.apply_gauge(half, graph, torch.full((23,), 20.0))
+    assert all(torch.equal(p, weights[n].half()) for n, p in half.named_parameters())
     with pytest.raises(ValueError, match=r"has '6.weight', which the model has not; trace this"):
         gauge.network_scales(graph, {n: p for n, p in weights.items() if n != "6.weight"})
     for value, what in ((torch.nan, "NaN"), (torch.inf, "inf"), (-torch.inf, "inf")):
@@ -162,7 +172,8 @@ def test_mistakes_are_named_and_change_nothing():
 def test_scales_beyond_half_precision_leave_what_is_within():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).half()
     graph, before = gauge.trace(model, torch.ones(1, 3).half()), model[2].weight.detach().clone()
-    model[0].weight.data.zero_(), model[0].bias.data.zero_()  # these would leave it
+    for part in (model[0].weight, model[0].bias, model[2].bias):
+        part.data.zero_()  # these would leave it
     gauge.apply_gauge(model, graph, torch.full((graph.free,), 13.0))  # e¹³ is no float16, e¹³ / e¹³ is
     assert torch.equal(model[2].weight, before)
 

@@ -210,6 +210,32 @@ def test_model_is_left_as_it_was():
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), grads, strict=True))
 
 
+def test_attributes_that_a_first_call_makes_hold_no_tensors_of_the_trace():
+    """As rotary tables and kept activations, which made every later gradient a tensor without numbers."""
+
+    def call(model, x):
+        if not hasattr(model, "table"):
+            model.register_buffer("table", torch.arange(float(x.shape[1])), persistent=False)
+        model.seen.append(x)
+        return model.last(model.first(x).relu() * model.table[:, None])
+
+    model, x = Model(call, first=nn.Linear(8, 6), last=nn.Linear(6, 2), seen=[]), torch.randn(2, 5, 8)
+    before = set(vars(model)), set(model._buffers)
+    graph = gauge.trace(model, x)
+    assert (set(vars(model)), set(model._buffers), model.seen) == (*before, [])
+    assert type(model(x)) is torch.Tensor
+    assert gauge.trace(model, x).free == graph.free == 6
+
+
+def test_wrappers_around_the_model_are_looked_through():
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
+    compiled = torch.compile(model, backend="eager")
+    graph, before = gauge.trace(compiled, x), model(x)
+    assert graph.free == 4
+    assert gauge.apply_gauge(compiled, graph, gauge.random_gauge(graph)) is compiled
+    torch.testing.assert_close(model(x), before)
+
+
 def test_corrected_model_has_the_graph_of_the_plain_one():
     model, x = MODELS["convolutions"].model(), MODELS["convolutions"].input()
     attach(model, BatchIdeal(1e-3))
