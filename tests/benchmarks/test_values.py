@@ -24,7 +24,7 @@ SETTINGS = {
     "docs/chooser.md": "16",
     "docs/index.md": "",
     "docs/which-step.md": "1 2",
-    "docs/coordinates/whitened.md": "0.0006 1 10 2 512 1507.00210 2017 2022 2021 2024 2025",
+    "docs/coordinates/whitened.md": "1 10 2 1507.00210 2017 2022 2021 2024 2025",
 }
 GENERATED = r"<!-- (?:results|link):.*?<!-- end -->|<!--value:.*?<!---->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->"
 NUMBER = re.compile(r"(?<![\w.\-−])[−+]?\d[\d,]*(?:\.\d+)?(?:·10)?[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]*")
