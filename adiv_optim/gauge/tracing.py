@@ -161,6 +161,7 @@ class _Interpreter(torch.fx.Interpreter):
             return _Interpreter(args[place], self.channels).run(*args[place + 1 :])
         call = _call(node, args, kwargs, self.channels)
         schema = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else []
+        # out= may be a view, whose base would keep its channels.
         has_out = any(argument.kwarg_only and argument.alias_info for argument in schema)
         rule = Call.pin_all if has_out else RULES.get(call.name, Call.pin_all)
         result = rule(call)

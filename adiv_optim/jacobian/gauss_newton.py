@@ -126,8 +126,9 @@ class GaussNewton(Optimizer):
 
         Raises:
             TypeError: a closure is given, terms of another form, or a residual of another dtype than the parameters.
-            ValueError: a module mixes samples, drops inputs or has a correction attached, the tensors of a term are
-                empty or differ in length, or at the first step a residual uses another tensor that requires gradients.
+            ValueError: a module mixes samples, drops inputs, updates buffers or has a correction attached, parameters
+                share memory, the tensors of a term are empty or differ in length, or at the first step a residual uses
+                another tensor that requires gradients.
             MemoryError: the step needs more memory than is free.
             RuntimeError: autocast is on, the loss or its Jacobian is not finite, or parameters were frozen, unfrozen
                 or replaced since the optimizer was built.

@@ -128,9 +128,8 @@ class ChainedOptimizer(Optimizer):
 
     @state.setter
     def state(self, value: Mapping[Any, Any]) -> None:
-        owners = [
-            (self.state._of(key), key, entry) for key, entry in value.items()
-        ]  # or a KeyError before anything changes
+        # Or a KeyError before anything changes.
+        owners = [(self.state._of(key), key, entry) for key, entry in value.items()]
         self.state.clear()
         for state, key, entry in owners:
             state[key] = entry
