@@ -167,10 +167,12 @@ def logged(folder: Path | None, tick: Callable[[], object]) -> Iterator[Watch]:
         yield Watch(tick, note)
 
 
-def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False) -> None:
+def run_all(
+    runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False, wait: bool = False
+) -> None:
     """Run what the store lacks, under torchrun this rank's share of it; of runs that choose settings keep the score.
 
-    Of runs that choose settings it waits for the other ranks' as well: all choose from the same.
+    With `wait`, or of runs that choose settings, it waits for the other ranks' as well: all go on from the same.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = list(dict.fromkeys(runs))[rank::world]
@@ -179,7 +181,7 @@ def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = N
     console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
     if waiting:
         _run_mine(waiting, kind, store, part, download)
-    while part and world > 1 and {(run.key(part), run.computes()) for run in runs} - store.computed().items():
+    while (part or wait) and world > 1 and {(run.key(part), run.computes()) for run in runs} - store.computed().items():
         time.sleep(1)
 
 

@@ -287,7 +287,7 @@ def _run(options: EquationOptions, store: Store) -> None:
             (best,) = choose([search], SOLVED, store, math.log, each=partial(variants, changes=tuned_on))
             for run, error in _trials(best, store)[: 1 if each == RANDOM_FEATURES else 3]:
                 runs = variants(run, shown)
-                run_all(runs, SOLVED, store)
+                run_all(runs, SOLVED, store, wait=True)
                 final = {r["key"]: r for r in store.read()}
                 if error is None or _middle(final[run.key()] for run in runs) <= FAR * error:
                     break

@@ -44,8 +44,18 @@ Rates = tuple[tuple[float, ...], tuple[float, ...]]
 COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
 FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
 _BETWEEN: Rates = ((*FINE[0], 1e-1, 3e-1), (3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2))
-#: Rows whose rates are closer together than those of others: without norms Muon and SOAP break down above their best.
-CLOSE = _group(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon", "whitened-muon-16"])
+#: Rows whose rates are closer together than those of others: without norms Muon and SOAP break down above their best;
+#: and what these are held against.
+CLOSE = [
+    *_group(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon", "whitened-muon-16"]),
+    *_group(["none"], [1.0], ["whitened-muon", "preconditioned-muon", "input-scaled-soap", "input-scaled-normuon"]),
+    *_group(["layernorm"], [None], ["muon", "whitened-muon"]),
+]
+#: Rows that are judged by twice as many seeds as others.
+TWICE = [
+    *_group(["layernorm"], [None], ["muon", "adamw", "whitened-adamw-16"]),
+    *_group(["none"], [1.0], ["muon", "input-held-muon", "soap"]),
+]
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
@@ -117,7 +127,7 @@ class NormFreeOptions(TextOptions):
 
     groups: int | None = None  # how many groups of rows; all by default
     steps: int = 400  # length of the runs
-    seeds: int = 5  # how many beside 0, which chooses the rate
+    seeds: int = 5  # how many beside 0, which chooses the rate; some rows have twice as many
     clip: float | None = None  # what the norm of all gradients is cut to
 
 
@@ -138,8 +148,9 @@ def _study(
                 first = replace(like, **row._asdict(), damping=damping)
                 ladders.append(ladder([first], *(_BETWEEN if rates is COARSE and row in CLOSE else rates)))
             chosen = choose(ladders, LANGUAGE, store, download=options.download)
-            seeds = range(1, options.seeds + 1)
-            run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
+            most = [2 * options.seeds if rates is COARSE and row in TWICE else options.seeds for row in rows]
+            shown = [replace(run, seed=s) for run, n in zip(chosen, most, strict=True) for s in range(1, n + 1)]
+            run_all(shown, LANGUAGE, store)
 
     makes = [Recipe(hours)]
     return Study(help, run, report, NormFreeOptions(**defaults), makes=makes, data="text", smoke=smoke, page=PAGE)
