@@ -202,6 +202,8 @@ def coverage(model: nn.Module) -> Coverage:
         1.weight: skipped (LayerNorm is not a layer whose rows are known)
         1.bias: skipped (LayerNorm is not a layer whose rows are known)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"coverage takes a model, found {type(model).__name__}; of a wrapper call its coverage().")
     return correction_coverage(model)
 
 

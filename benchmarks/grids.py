@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .core.runs import DEVICE, run_all
+from .core.runs import DEVICE, check_known, run_all
 from .core.store import Store, setting
 from .core.study import Absent, Report, Study, Training
 from .ensemble import IMAGES
@@ -158,6 +158,7 @@ def trial(run: ImageRun, **settings: Any) -> ImageRun:
 
 def every_rate(run: ImageRun, options: TunedOptions) -> list[ImageRun]:
     """The trials of all rates of the optimizer's grid, for fewer epochs than the run has."""
+    check_known("optimizer of this study", [run.optimizer], GRIDS)
     return [trial(run, lr=lr, epochs=options.search_epochs) for lr in GRIDS[run.optimizer]]
 
 

@@ -1,6 +1,6 @@
 """Replacing a model's layers by structural ones, weights kept."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -160,8 +160,9 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
         raise ValueError(
             f"convert found no {wanted} in the model{left}; its modules are of type {types}. {_EXACT_TYPES}"
         )
+    compiled = [getattr(module, "_orig_mod", None) for module in modules.values()]  # which goes on calling it
     for path, layer in chosen.items():
-        _refuse_lossy(path, layer, chosen)
+        _refuse_lossy(path, layer, chosen, compiled)
     replacements = [_replacement(path, layer, mapping[type(layer)], model) for path, layer in chosen.items()]
     others = [layer for path, layer in modules.items() if path not in matching and layer not in uncalled]
     if kept := kept + _types(layer for layer in others if issubclass(type(layer), tuple(mapping))):
@@ -182,13 +183,14 @@ def _check_mapping(mapping: Mapping[type[nn.Module], Factory]) -> None:
             )
 
 
-def _refuse_lossy(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+def _refuse_lossy(path: str, layer: nn.Module, chosen: Mapping[str, nn.Module], compiled: Container[Any]) -> None:
     """Raise a ValueError if a layer has what its replacement would not."""
     has = {
         "a forward of its own": "forward" in vars(layer),
         # Every kind that torch has, those of state dicts among them.
         "hooks": any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks")),
         "buffers": bool(layer._buffers.keys() - _RUNNING_STATISTICS),
+        "torch.compile around it": layer in compiled,
         "a layer to replace in it": any(inner in chosen.values() for inner in layer.modules() if inner is not layer),
     }
     if lost := [part for part, is_there in has.items() if is_there]:
@@ -241,7 +243,7 @@ def _construct(path: str, layer: nn.Module, factory: Any, model: nn.Module) -> n
             new: nn.Module = factory(**arguments).to(template.dtype)
     except TypeError as error:
         raise TypeError(
-            f"{label(path)} ({kind}): {name} does not take {', '.join(arguments) or 'no arguments'}: {error}; {remedy}"
+            f"{label(path)} ({kind}): {name} cannot take {', '.join(arguments) or 'no arguments'}: {error}; {remedy}"
         ) from error
     for own, parameter in layer._parameters.items():
         replaced = new._parameters.get(own)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from .._checks import describe
 from .covariance import Covariance
 from .mapped import Mapped
 from .roots import RightFactor
@@ -24,6 +25,7 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
         rows: (…, in_features), or an input of a convolution; not differentiated.
 
     Raises:
+        TypeError: `rows` is no tensor of rows.
         ValueError: the optimizer does not measure this layer.
 
     Example:
@@ -45,6 +47,8 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
             f"{type(self).__name__}.count_rows: {path!r} is no layer that it measures; coverage() lists those, and "
             "why it leaves others alone."
         )
+    if not isinstance(rows, Tensor) or not rows.dim():
+        raise TypeError(f"{type(self).__name__}.count_rows: rows is {describe(rows)}; pass (…, in_features).")
     if watched.armed:
         watched.add(layer, rows, None, bias_entry=0)
 

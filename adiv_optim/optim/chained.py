@@ -154,6 +154,15 @@ class ChainedOptimizer(Optimizer):
         for optimizer in self.optimizers:
             optimizer.__setstate__({"param_groups": optimizer.param_groups, "state": optimizer.state})
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load all optimizers; those that load in their own way, as of 8-bit states, do so with their share."""
+        super().load_state_dict(state_dict)
+        for optimizer, groups in zip(self.optimizers, self._shares(state_dict["param_groups"]), strict=True):
+            if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+                keys, saved = [key for group in groups for key in group["params"]], state_dict["state"]
+                state = {key: saved[key] for key in keys if key in saved}
+                optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})
+
     def _shares(self, groups: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Deal groups to the optimizers, in their order."""
         counts = [len(optimizer.param_groups) for optimizer in self.optimizers]

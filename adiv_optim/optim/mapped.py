@@ -41,7 +41,7 @@ class Mapped(OptimizerWrapper):
     model: nn.Module
     #: The measurements; None once this is detached.
     watch: Measurements | None = None
-    #: Steps of this object, the warnings that it gave, and whether it looked for weights in the optimizer's state.
+    #: Steps of this object with gradients, its warnings, and whether it looked for weights in the optimizer's state.
     _steps, _warned, _looked = 0, frozenset[str](), False
 
     def __init__(self, optimizer: Optimizer, watch: Measurements) -> None:
@@ -80,7 +80,7 @@ class Mapped(OptimizerWrapper):
         self.watch.find(self.param_groups)
         with without_autocast(first.device.type):  # it would round the products
             reason = self._mapped_step(self.watch, step)
-        self._steps += 1
+        self._steps += any(parameter.grad is not None for parameter in self.model.parameters())
         self.watch.count_step()
         reason = reason or (self.watch.why_inactive() if self._steps == 2 else "")
         if reason and reason not in self._warned:
@@ -139,6 +139,7 @@ class Mapped(OptimizerWrapper):
         """Say of every parameter that the optimizer holds how its step is treated, or why it takes the plain one."""
         if self.watch is None:
             return report(self, self.model, Coverage(), "detached")
+        self.watch.find(self.param_groups)
         unknown = "it, or its name, is newer than the wrapper; wrap the optimizer again"
         return report(self, self.model, self.watch.coverage(), unknown)
 

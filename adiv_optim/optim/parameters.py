@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from ..corrections import Correction
@@ -57,10 +58,12 @@ def check_model(name: str, model: nn.Module) -> None:
 
 
 def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
+    """Raise if `optimizer` holds no parameter of `model`, or one without a shape; `name` opens the message."""
     check_model(name, model)
     in_groups = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(model.named_parameters())
+    if lazy := [path for path, parameter in named.items() if id(parameter) in in_groups and is_lazy(parameter)]:
+        raise ValueError(f"{name}: the optimizer holds {lazy[0]!r}, which has no shape yet; run one batch first.")
     if not any(id(parameter) in in_groups for parameter in named.values()):
         first = next(iter(named), "none")
         raise ValueError(

@@ -22,6 +22,7 @@ from .step import Stack
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
 
+_NAMES = ("weight", "bias")
 #: Entries of a weight up to which layers are multiplied together: a call costs them more than its products.
 _SMALL, _SMALL_ON_ACCELERATORS = 2**12, 2**22
 
@@ -83,8 +84,8 @@ class Watch(Measurements):
         parameters = [p for group in groups for p in group["params"]]
         private = [hasattr(parameter, "grad_sample") for parameter in parameters]
         held = {id(each) for each in (*parameters, None)}  # None is a weight's that has been parametrized
-        weights = [(each.weight, module._parameters.get("weight")) for each in self.layers for module in each.modules]
-        others = [new is not old and id(new) in held for old, new in weights]
+        both = [zip(x.parameters, map(m._parameters.get, _NAMES), strict=False) for x in self.layers for m in x.modules]
+        others = [new is not old and id(new) in held for each in both for old, new in each]
         return [[len(group["params"]) for group in groups], private, others, *_device.addresses(parameters)]
 
     def expect(self, weights: Iterable[Tensor], groups: Sequence[Mapping[str, Any]]) -> None:

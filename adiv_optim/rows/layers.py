@@ -64,7 +64,7 @@ class CorrectedTransposed(Corrected):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return xW + b; see `functional.linear`."""
-        return self._run(corrected_linear, input, self.weight.mT, self.bias)
+        return self._run(corrected_linear, input, self.weight.mT, getattr(self, "bias", None))
 
     def __repr__(self: Any) -> str:  # as transformers prints its layer
         features, outputs = self.weight.shape
@@ -132,6 +132,8 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
         >>> attach(Head(2, 3), Proportional())
         CorrectedHead(in_features=2, out_features=3, bias=True, correction=Proportional(eps=1e-12))
     """
+    if not isinstance(plain, type) or not isinstance(corrected, type):
+        raise TypeError("register takes two classes, the layer's own and the corrected one, and no instances.")
     bases = corrected.__mro__
     is_ordered = Corrected in bases and plain in bases and bases.index(Corrected) < bases.index(plain)
     if not is_ordered or (nn.Linear in bases and not issubclass(plain, nn.Linear)):

@@ -44,6 +44,8 @@ Changes = Mapping[str, Any]
 #: Learning rates that searches begin with; an optimizer that has none is not among them.
 STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2, "lbfgs": 1.0}
 STARTS |= {"adam-lbfgs": 1e-2, "spring": 0.1, "random-features": 4.0}  # of random features it is their slope
+#: In place of infinity, which has no quantiles but nan; and what no finite number reaches that is averaged with it.
+_INFINITE, _LOWEST = 1e300, 300
 #: Settings in which the runs of one protocol may differ.
 WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set", "inner", "draws")
 _NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, ", "columns": "whitened columns, "}
@@ -118,8 +120,9 @@ def pace(result: Result) -> float:
 
 def quartiles(values: Sequence[float]) -> Cell:
     """The cell of an arm whose errors are shown by their powers of ten: median and quartiles."""
-    powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
-    low, middle, high = (10**power for power in powers)
+    finite = [min(value, _INFINITE) for value in values]
+    powers = statistics.quantiles(finite, n=4) if len(values) > 1 else finite * 3
+    low, middle, high = (10**power if power < _LOWEST else math.inf for power in powers)
     return ranged(low, middle, high, n=len(values))
 
 
@@ -199,17 +202,29 @@ def style(arm: Arm) -> dict[str, Any]:
     }
 
 
+def _curves(runs: Sequence[Result], look: Look) -> np.ndarray:
+    """The shown numbers of runs, one below the other: one that ended keeps its last, infinity if it broke."""
+    curves = [[look.shown(math.inf if error is None else error) for error in r["error"]] for r in runs]
+    length = max(map(len, curves))
+    return np.array([own + own[-1:] * (length - len(own)) for own in curves])
+
+
 def _figure(results: Sequence[Result], look: Look, title: str, path: Path) -> None:
     """Draw the arms' errors against what all can be compared by: means, or if logarithmic medians and quartiles."""
     names = compared_by(results)
     with panels(list(names.values()), title, path, ylabel=look.unit) as axes:
-        for key, runs in grouped((r for r in results if None not in r["error"]), arm).items():
-            series = {name: np.array(list(zip(*(r[name] for r in runs), strict=False))) for name in ("error", *names)}
-            low, middle, high = np.quantile(series["error"], (0.25, 0.5, 0.75), axis=1, method="weibull")
-            shown = middle if look.logarithmic else np.mean(np.vectorize(look.shown)(series["error"]), axis=1)
+        for key, runs in grouped(results, arm).items():
+            curves = _curves(runs, look)
+            whole = [r for r in runs if len(r["error"]) == curves.shape[1]]
+            middle = np.mean(curves, axis=0)
+            if look.logarithmic:
+                quartiles = np.quantile(np.minimum(curves, _INFINITE), (0.25, 0.5, 0.75), axis=0, method="weibull")
+                highest = curves[np.isfinite(curves)].max()
+                low, _, high = 10.0 ** np.minimum(quartiles, highest)
+                middle = 10.0 ** np.where(quartiles[1] > highest, math.nan, quartiles[1])
             for axis, name in zip(axes, names, strict=True):
-                x = np.median(series[name], axis=1)
-                axis.plot(x, shown, label=label(runs[0]["settings"]), **style(key))
+                x = np.median([r[name] for r in whole], axis=0)
+                axis.plot(x, middle, label=label(runs[0]["settings"]), **style(key))
             if look.logarithmic and len(runs) > 1:
                 shade(axes[-1], x, low, high, style(key)["color"], "band: quartiles")
         for axis, xlabel in zip(axes, ("steps", "seconds of one core"), strict=False):

@@ -126,12 +126,13 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
         price = exact(PRICES[name](stores, call, *words) if name else None, ".2f")
         rows.append([call.task, call.call, measure.amount(gain), gain.n, tried, price, call.lead(stores)])
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
-    header += ["price of a step", "lead on the best without this library"]
+    header += ["price of a step", "against the best without a wrapper"]
     caption = (
-        "Less is better of nats and ×, the factor on an error. Steps or epochs are equal where no time is named. A "
-        "price is in steps of the optimizer alone, the CNN's by whole runs. Transformers without norms are compared "
-        "with others without; NorMuon with LayerNorm is ahead of those. From He's initialisation BatchNorm has not "
-        "run; from PyTorch's, with SOAP, it is ahead of whitened Adam and level with whitened SOAP."
+        "Less is better of nats and ×, the factor on an error; `GaussNewton` is left out. Steps or epochs are equal "
+        "where no time is named. A price is in steps of the optimizer alone, the CNN's by whole runs. Transformers "
+        "without norms are compared with others without; NorMuon with LayerNorm is ahead of those. From He's "
+        "initialisation BatchNorm has not run; from PyTorch's, with SOAP, it is ahead of whitened Adam and level with "
+        "whitened SOAP."
     )
     return Section([Table(header, rows, [call.shown == "yes" for call in CALLS]), caption])
 

@@ -55,7 +55,9 @@ def cnn(method: Method, sizes: tuple[int, ...], activation: str, *, pool: bool) 
     are left are averaged, if pooled, or handed on as they are.
     """
     features, *channels, classes = sizes
-    inputs = next(channels for channels in (1, 3) if isqrt(features // channels) ** 2 * channels == features)
+    inputs = next((channels for channels in (1, 3) if isqrt(features // channels) ** 2 * channels == features), 0)
+    if not inputs:
+        raise ValueError(f"images have {features} numbers, no square of 1 or 3 channels; crop them.")
     side = isqrt(features // inputs)
     layers: list[nn.Module] = [nn.Unflatten(1, (inputs, side, side))]
     for outputs in channels:

@@ -126,6 +126,8 @@ def _cell(own: Sequence[Result], bare: Sequence[Result] | None) -> Cell:
     found = errors(own)
     mean = math.exp(statistics.fmean(map(math.log, found.values())))
     numbers = {"": mean, "n": len(found)}
+    if not math.isfinite(mean):
+        return Cell("diverged", numbers)
     if bare is None:
         return Cell(f"{mean:.3f}", numbers)
     difference = paired(found, errors(bare), math.log)
@@ -135,7 +137,7 @@ def _cell(own: Sequence[Result], bare: Sequence[Result] | None) -> Cell:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A row for every arm, a column for every condition and for each set that is what it is."""
-    found = [result for result in store.read() if result["error"][-1] is not None]
+    found = store.read()
     groups = grouped(found, lambda r: (arm(r), r["settings"]["data_set"].rpartition("-")[2]))
     columns = {name: name if name == "diabetes" else f"condition {name}" for _, name in groups}
     rows = {key: label(own[0]["settings"]) for key, own in grouped(found, arm).items()}

@@ -15,6 +15,11 @@ EXACT = 1e-6  # float32, the exported program may use other kernels
 UNKNOWN = "is not a layer whose rows are known"
 
 
+def test_of_an_optimizer_is_refused():
+    with pytest.raises(TypeError, match=r"coverage takes a model, found SGD; of a wrapper call its coverage\(\)"):
+        coverage(torch.optim.SGD([torch.zeros(1)]))  # type: ignore[arg-type]
+
+
 def test_after_a_step_every_parameter_is_listed_exactly_once():
     model = attach(Net(), Proportional(), skip=["head"])
     before = coverage(model)

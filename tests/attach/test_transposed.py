@@ -117,7 +117,16 @@ class CorrectedHead(CorrectedAffine, Head):
     pass
 
 
+class TransposedHead(Head):
+    pass
+
+
+class CorrectedTransposedHead(CorrectedTransposed, TransposedHead):
+    pass
+
+
 register(Head, CorrectedHead)
+register(TransposedHead, CorrectedTransposedHead)
 
 
 def test_a_registered_layer_keeps_its_own_methods():
@@ -127,9 +136,12 @@ def test_a_registered_layer_keeps_its_own_methods():
     model(torch.tensor([[1.0, 2.0, 2.0]])).sum().backward()
     assert model(torch.ones(1, 3)).tolist() == [[21.0, 21.0]]
     torch.testing.assert_close(model[0].weight.grad, torch.tensor([[1.0, 2.0, 2.0]] * 2) / 9)
+    assert attach(TransposedHead(3), Proportional())(torch.ones(1, 2)).tolist() == [[14.0] * 3]
 
 
 def test_register_refuses_a_class_that_would_compute_something_else():
+    with pytest.raises(TypeError, match="register takes two classes"):
+        register(Head, Head(3))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Conv1D must inherit from CorrectedLinear and from Linear"):
         register(nn.Linear, Conv1D)
     with pytest.raises(TypeError, match=r"CorrectedConv1D must inherit from .* and from Linear"):

@@ -103,6 +103,7 @@ MISTAKES = {
     "no-text": (f"{TEXT} --data /nowhere/text", "--data /nowhere/text: there is no such file"),
     "activation": (f"{DEPTH} --activations swish", "unknown activation 'swish'; known are sigmoid, SELU"),
     "nothing-to-run": ("equations --optimizer random-features --width 20", "nothing to run with these options"),
+    "no-rates": ("digits-tuned --optimizers soap", "unknown optimizer of this study 'soap'; known are sgd, adam"),
     "trials": ("digits-optimizers --trials 2", "--trials has no effect on this study; leave it out"),
     "search-epochs": ("cifar10-trials --search-epochs 1", "--search-epochs has no effect on this study"),
     "norms": (f"{TEXT} --norms layernorm", "--norms has no effect on what the study tries; name --methods"),

@@ -135,7 +135,7 @@ ERRORS = {
         r"in the model but layer 'out_proj' \(MultiheadAttention uses it without calling the layer\); its modules",
     ),
     "no-arguments": (
-        lambda: nn.Sequential(nn.Tanh()), {nn.Tanh: MeanFieldNorm}, TypeError, "MeanFieldNorm does not take no argum"
+        lambda: nn.Sequential(nn.Tanh()), {nn.Tanh: MeanFieldNorm}, TypeError, "MeanFieldNorm cannot take no argum"
     ),
     "attached": (lambda: attach(mlp(), Proportional()), AFFINE, ValueError, r"corrections, by detach\(model\), and"),
     "lazy": (
@@ -146,11 +146,14 @@ ERRORS = {
         lambda: nn.Sequential(nn.ReLU()), {nn.ReLU: nn.ReLU6}, TypeError,
         "constructor arguments of ReLU; pass a function",
     ),
-    "other-arguments": (mlp, {nn.Linear: L2Norm}, TypeError, r"layer '0' \(Linear\): L2Norm does not take in_features"),
+    "other-arguments": (mlp, {nn.Linear: L2Norm}, TypeError, r"layer '0' \(Linear\): L2Norm cannot take in_features"),
     "empty": (mlp, {}, ValueError, r"the mapping is empty; name a layer type and its replacement"),
     "list": (mlp, [nn.Linear], TypeError, r"the mapping is \[.*; it maps layer types to replacements"),
     "name": (mlp, {"0": DyT}, TypeError, r"the mapping holds '0': .*; it maps a layer type to a class or a function"),
     "module": (mlp, {nn.Linear: DyT(3)}, TypeError, r"the mapping holds .*: DyT\(.*; it maps a layer type to a class"),
+    "compiled": (
+        lambda: nn.Sequential(torch.compile(nn.Linear(2, 2))), AFFINE, ValueError, r"\(Linear\) has torch.compile aro"
+    ),
     "nothing": (mlp, {nn.Linear: lambda old: None}, TypeError, r"layer '0' .*: the function returned None; it has to"),
     "inside": (
         mlp, {nn.Sequential: lambda old: old[0], **AFFINE}, ValueError,

@@ -107,6 +107,31 @@ def test_what_is_saved_is_loaded_and_copies_go_on_by_themselves(load: Callable[[
             assert part.state.keys() == {p for group in part.param_groups for p in group["params"]}
 
 
+class Halved(SGD):
+    """Moments in float16, which it keeps in loading, as optimizers with 8-bit states keep theirs."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for (_, saved), entries in zip(sorted(state_dict["state"].items()), self.state.values(), strict=True):
+            entries["momentum_buffer"] = saved["momentum_buffer"]
+
+
+def test_an_optimizer_loads_its_share_in_its_own_way():
+    model = network(*SIZES)
+    (inside, rest), fresh = split(model), copy.deepcopy(model)
+    chained = ChainedOptimizer([AdamW(inside), Halved(rest, lr=0.1, momentum=0.9)])
+    train(model, chained, steps=range(1))
+    for entries in chained.optimizers[1].state.values():
+        entries["momentum_buffer"] = entries["momentum_buffer"].half()
+    inside, rest = split(fresh)
+    twin = ChainedOptimizer([AdamW(inside), Halved(rest, lr=0.1, momentum=0.9)])
+    twin.load_state_dict(through_a_file(chained.state_dict()))
+    for part, other in zip(chained.optimizers, twin.optimizers, strict=True):
+        for mine, loaded in zip(part.state.values(), other.state.values(), strict=True):
+            assert same([*mine.values()], [*loaded.values()])
+            assert [value.dtype for value in mine.values()] == [value.dtype for value in loaded.values()]
+
+
 def test_closure_and_hooks_run_once_around_all_steps():
     model, calls = network(*SIZES), []
     chained = ChainedOptimizer(pair(model))

@@ -57,6 +57,27 @@ def test_a_bias_that_takes_the_place_of_another_is_treated():
     assert optimizer.coverage().treated["0.bias"] == "whitened, with its weight"
 
 
+@pytest.mark.parametrize("wrapper", [Whitened, Preconditioned])
+def test_a_weight_whose_bias_is_taken_away_is_treated_without_it(wrapper):
+    model = network()
+    optimizer = wrapper(sgd(model), model, every=1)
+    stepped(model, optimizer, inputs(0))
+    model[0].bias = None
+    stepped(model, optimizer, inputs(1), inputs(2))
+    assert rows_counted(optimizer)["0.weight"] > 0
+    assert len(optimizer.watch.stacks()) == 2
+
+
+@each_by_inputs
+def test_idle_steps_are_no_cause_for_a_warning(wrapper):
+    model = network()
+    optimizer = wrapper(sgd(model), model, every=1)
+    optimizer.step()
+    optimizer.step()
+    stepped(model, optimizer, *[inputs(0)] * 3)
+    assert rows_counted(optimizer).keys() == {"0.weight", "2.weight"}
+
+
 @each_by_inputs
 def test_weights_tied_later_count_the_rows_of_all_their_layers(wrapper):
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 2))

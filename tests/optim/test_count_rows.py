@@ -49,6 +49,8 @@ def test_a_layer_that_is_not_measured_is_refused_by_name():
         opt.count_rows(model[1], torch.randn(2, 3))
     with pytest.raises(ValueError, match="'Linear' is no layer"):
         opt.count_rows(nn.Linear(3, 3), torch.randn(2, 3))
+    with pytest.raises(TypeError, match=r"^Whitened\.count_rows: rows is a list of 1; pass \(…, in_features\)"):
+        opt.count_rows(model[0], [[1.0, 2.0, 3.0]])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="its input has 2 features or channels; its weight takes 3"):
         opt.count_rows(model[0], torch.randn(2, 2))
     opt.detach()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import InputScaled, UnitConsistent, Whitened, gauge
+from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
 
 PASSED, X = nn.Linear(4, 3), torch.ones(1, 4)
 
@@ -18,6 +18,11 @@ def sgd(model=PASSED):
 def lazy():
     model = nn.Sequential(nn.LazyLinear(3))
     return Whitened(sgd(model), model)
+
+
+def lazy_skipped():
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2))
+    return GradientOnly(sgd(model), model, Proportional(), skip=["0"])
 
 
 def plain_parts():
@@ -45,6 +50,7 @@ def test_options_out_of_range_are_named(kind, option, value, word):
 MISTAKES = {
     "no layer": (plain_parts, r"0\.weight \(LayerNorm is not a layer"),
     "no shape": (lazy, "has no shape yet"),
+    "no shape, skipped": (lazy_skipped, r"GradientOnly: the optimizer holds '0\.weight', which has no shape yet"),
     "neither graph nor input": (lambda: UnitConsistent(sgd(), PASSED), "pass example_input"),
     "another input": (lambda: UnitConsistent(sgd(), PASSED, example_input=torch.ones(1, 5)), r"shape \(1, 5\)"),
     "no gauge": (lambda: UnitConsistent(sgd(), PASSED, example_input=X, gauge="network"), "pass gauge.NetworkGauge"),
