@@ -65,6 +65,16 @@ def test_ranks_choose_settings_from_what_all_have_tried(tmp_path, monkeypatch):
     assert [line.get("part") for line in lines if "key" in line] == 7 * ["search"] + 2 * ["trials"] + [None]
 
 
+def test_a_rank_reads_runs_of_equations_once_all_have_made_theirs(tmp_path, monkeypatch):
+    arguments = ["equations", "--equation", "burgers", "--optimizer", "gauss-newton", "--width", "20", "--seeds", "2"]
+    arguments += ["--steps", "1", "--out", str(tmp_path)]
+    other = started([*arguments, "--threads", "1"], RANK="1", WORLD_SIZE="2")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(arguments) == 0
+    other.join()
+    assert other.exitcode == 0
+
+
 def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
     methods = ["none", "rmsnorm", "l2norm"]
     arguments = [*SMALL, "--out", str(tmp_path), "--methods", *methods]

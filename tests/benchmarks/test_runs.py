@@ -1,5 +1,6 @@
 """Runs are told apart by their settings and by what their methods compute."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from torch import nn
 
 from adiv_optim import Disproportional, Proportional
 from benchmarks.catalogue import STUDIES
+from benchmarks.core.arms import Look, _curves, quartiles
 from benchmarks.core.store import environment, public_name
 from benchmarks.grids import best_optimizer, expand
 from benchmarks.methods import METHODS
@@ -42,6 +44,13 @@ def test_where_data_lies_is_not_part_of_a_key(run, data, name, tmp_path):
     here, there = (replace(run, data=data.format(tmp_path / place)) for place in "ab")
     assert here.key() == there.key()
     assert here.settings()["data"] == public_name(here.data) == name
+
+
+def test_runs_that_ended_early_or_broke_down_count_in_curves_and_quartiles():
+    runs = [{"error": [1.0, 0.1, 0.01]}, {"error": [1.0, 0.1]}, {"error": [1.0, None]}]
+    look = Look(math.log10, quartiles, "", str)
+    assert _curves(runs, look).tolist() == [[0, -1, -2], [0, -1, -1], [0, math.inf, math.inf]]
+    assert quartiles([-1.0, -2.0, math.inf]).numbers == {"": 0.1, "low": 0.01, "high": math.inf, "n": 3}
 
 
 class Doubled(Proportional):
