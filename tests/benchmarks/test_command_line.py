@@ -52,27 +52,26 @@ def test_ranks_share_the_runs(tmp_path, monkeypatch):
     assert shares == [{"none", "l2norm"}, {"rmsnorm"}]
 
 
-def test_ranks_choose_settings_from_what_all_have_tried(tmp_path, monkeypatch):
-    """What chooses comes before what is chosen, though the other rank begins seconds later."""
-    arguments = ["digits-tuned", "--methods", "none", "--optimizers", "sgd", "--activations", "tanh", "--epochs", "1"]
-    arguments += ["--search-epochs", "1", "--trials", "2", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
+def run_by_two_ranks(arguments, monkeypatch):
     other = started([*arguments, "--threads", "1"], RANK="1", WORLD_SIZE="2")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(arguments) == 0
     other.join()
     assert other.exitcode == 0
+
+
+def test_ranks_choose_settings_from_what_all_have_tried(tmp_path, monkeypatch):
+    """What chooses comes before what is chosen, though the other rank begins seconds later."""
+    arguments = ["digits-tuned", "--methods", "none", "--optimizers", "sgd", "--activations", "tanh", "--epochs", "1"]
+    arguments += ["--search-epochs", "1", "--trials", "2", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
+    run_by_two_ranks(arguments, monkeypatch)
     lines = [json.loads(line) for line in (tmp_path / "digits-tuned.jsonl").read_text().splitlines()]
     assert [line.get("part") for line in lines if "key" in line] == 7 * ["search"] + 2 * ["trials"] + [None]
 
 
 def test_a_rank_reads_runs_of_equations_once_all_have_made_theirs(tmp_path, monkeypatch):
     arguments = ["equations", "--equation", "burgers", "--optimizer", "gauss-newton", "--width", "20", "--seeds", "2"]
-    arguments += ["--steps", "1", "--out", str(tmp_path)]
-    other = started([*arguments, "--threads", "1"], RANK="1", WORLD_SIZE="2")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(arguments) == 0
-    other.join()
-    assert other.exitcode == 0
+    run_by_two_ranks([*arguments, "--steps", "1", "--out", str(tmp_path)], monkeypatch)
 
 
 def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
