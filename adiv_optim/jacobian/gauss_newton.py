@@ -130,8 +130,8 @@ class GaussNewton(Optimizer):
                 share memory, the tensors of a term are empty or differ in length, or at the first step a residual uses
                 another tensor that requires gradients.
             MemoryError: the step needs more memory than is free.
-            RuntimeError: autocast is on, the loss or its Jacobian is not finite, or parameters were frozen, unfrozen
-                or replaced since the optimizer was built.
+            RuntimeError: autocast is on, the loss or its Jacobian is not finite, the Jacobian is 0 and the loss is not,
+                or parameters were frozen, unfrozen or replaced since the optimizer was built.
         """
         (group,) = self.param_groups
         check_not_negative("GaussNewton.step", damping=group["damping"])
@@ -185,7 +185,8 @@ class GaussNewton(Optimizer):
             share = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
             if module.training and isinstance(share, (int, float)) and share > 0:  # attention has a number
                 raise ValueError(f"{where}: {type(module).__name__} drops inputs anew each time; call .eval().")
-            has_statistics = getattr(module, "track_running_stats", False) or type(module).__name__ == "_SpectralNorm"
+            kinds = {type(each).__name__ for each in (module, *module._forward_pre_hooks.values())}
+            has_statistics = getattr(module, "track_running_stats", False) or kinds & {"_SpectralNorm", "SpectralNorm"}
             if module.training and has_statistics:
                 name = type(module).__name__
                 raise ValueError(f"{where}: {name} updates its buffers as it runs, and a step does not; call .eval().")
@@ -244,8 +245,13 @@ def _search_damping(
             "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
             "derivative, such as a root at 0, or one that overflows."
         )
+    if mean_diagonal == 0 and start.loss > 0:
+        raise RuntimeError(
+            "GaussNewton.step: at these points no residual depends on a trainable parameter; look for no_grad, detach "
+            "or another network in a residual, or units that are all dead."
+        )
     best, used, tries = start, damping, 0
-    while mean_diagonal > 0 and start.loss > 0 and damping <= MAX_DAMPING:
+    while start.loss > 0 and damping <= MAX_DAMPING:
         tries += 1
         lowest = _search_length(terms, start, residuals, jacobian, damping * mean_diagonal)
         if lowest.loss < best.loss:

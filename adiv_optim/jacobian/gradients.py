@@ -13,7 +13,7 @@ from .._checks import check_count, warn, without_none
 from .._device import at_least_float32, without_autocast
 from ..corrections import Correction, Solve, check_correction
 from ..rows.models import label, refuse_attached
-from .modules import DETACH_FIRST, Parameters, as_rows, batched, choose_layers, pure, why_mixed
+from .modules import DETACH_FIRST, Parameters, WrittenOut, as_rows, batched, choose_layers, pure, why_mixed
 from .recording import Batch, Call, differentiate
 
 
@@ -56,7 +56,8 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         return result.squeeze(0)
 
     per_sample = vmap(jacrev(output), in_dims=(None, *[0] * len(inputs)), chunk_size=chunk_size)
-    return per_sample(trained, *(tensor.detach() for tensor in inputs))
+    with WrittenOut():
+        return per_sample(trained, *(tensor.detach() for tensor in inputs))
 
 
 def corrected_gradients(

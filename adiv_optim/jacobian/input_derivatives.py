@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
+from .._checks import describe
 from .modules import WrittenOut
 
 _ELEMENTWISE = (
@@ -39,9 +40,10 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
 
     with :math:`z = Wa + b`, :math:`z' = Wa'` and :math:`z'' = Wa''`, in one pass of 2d + 1 rows; so a gradient by the
     parameters costs that of 2d + 1 points. Any other function is differentiated by torch.func, forward over forward,
-    once for every coordinate, and needs forward-mode rules. torch's rules for det, slogdet, logdet, solve and its kin,
-    batch norms of one batch and Bessel functions are wrong in second derivatives, and its norms and std have no third
-    ones: write such a function out.
+    once for every coordinate, and needs forward-mode rules: attention has them within
+    torch.nn.attention.sdpa_kernel(SDPBackend.MATH). torch's rules for det, slogdet, logdet, solve and its kin, batch
+    norms of one batch, products by scatter_reduce, Householder products and Bessel functions are wrong in second
+    derivatives, and its norms and std have no third ones: write such a function out.
 
     Args:
         model: nn.Sequential, nested too, of nn.Linear and Tanh, Sigmoid, Identity, GELU, SiLU, Softplus, Mish, ELU,
@@ -66,9 +68,9 @@ def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
         >>> torch.allclose(derivatives(model, x).second, hessian.diagonal(dim1=-2, dim2=-1))
         True
     """
-    if x.dim() != 1:
+    if not isinstance(x, Tensor) or x.dim() != 1:
         raise ValueError(
-            f"derivatives: x has shape {tuple(x.shape)}; it is one point, (d,), as t[None] is of one coordinate. Map "
+            f"derivatives: x is {describe(x)}; it is one point, (d,), as t[None] is of one coordinate. Map "
             "by torch.func.vmap."
         )
     if isinstance(model, torch.jit.ScriptModule):

@@ -57,10 +57,10 @@ def call_with(module: nn.Module, parameters: Parameters, *arguments: Any) -> Any
 
 
 class WrittenOut(TorchFunctionMode):
-    """Compute layer and instance normalisation, SiLU and Mish by simpler functions, within a with statement.
+    """Compute layer and instance normalisation, SiLU, Mish, PReLU and cdist by simpler functions, within a with.
 
     torch's forward rules of the two norms hold the statistics fixed in second derivatives, which are wrong then; those
-    of SiLU and Mish are missing where gradients are off.
+    of SiLU and Mish are missing where gradients are off. Its backward rules of PReLU and cdist are wrong under vmap.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -98,9 +98,19 @@ def _mish(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(output) if inplace else output
 
 
+def _prelu(input: Tensor, weight: Tensor) -> Tensor:
+    if weight.numel() > 1 and input.dim() > 1:
+        weight = weight.view(-1, *(1,) * (input.dim() - 2))
+    return torch.where(input > 0, input, weight * input)
+
+
+def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
+
+
 _WRITTEN_OUT: dict[Any, Callable[..., Tensor]] = {
     F.layer_norm: _layer_norm, torch.layer_norm: _layer_norm, F.instance_norm: _instance_norm,
-    F.silu: _silu, F.mish: _mish,
+    F.silu: _silu, F.mish: _mish, F.prelu: _prelu, torch.prelu: _prelu, torch.cdist: _cdist,
 }  # fmt: skip
 
 

@@ -39,8 +39,8 @@ class OptimizerWrapper(Optimizer):
         optimizer: the optimizer to wrap; kept as `inner`.
 
     Raises:
-        TypeError: `optimizer` is not a torch.optim.Optimizer, is LBFGS or a wrapper itself, or has an `eval()`, as
-            schedule-free ones do.
+        TypeError: `optimizer` is not a torch.optim.Optimizer, is LBFGS, GaussNewton or a wrapper itself, or has an
+            `eval()`, as schedule-free ones do.
     """
 
     inner: Optimizer
@@ -56,6 +56,8 @@ class OptimizerWrapper(Optimizer):
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
                 "search needs the true gradient of the loss. Wrap a first-order optimizer (SGD, AdamW, …)."
             )
+        if type(optimizer).__name__ == "GaussNewton":
+            raise TypeError(f"{name} cannot wrap GaussNewton, which reads no gradients: call its step(terms) itself.")
         if isinstance(optimizer, OptimizerWrapper):
             raise TypeError(
                 f"{name} cannot wrap {type(optimizer).__name__}: wrappers do not nest. Choose one; a correction goes "

@@ -69,7 +69,7 @@ def _label(settings: Settings) -> str:
     """A rival: an arm, or its normaliser or method, and its optimizer."""
     method = METHODS[settings["method"]]
     if method.applies == "language":
-        drawn = ", embeddings of 1" if settings["embedding_deviation"] == 1.0 else ""
+        drawn = ", embeddings of deviation 1" if settings["embedding_deviation"] == 1.0 else ""
         return f"{method.label}, {NORM_LABELS[settings['norm']]}{drawn}"
     if settings["norm"] is not None:
         return label(settings)
@@ -143,7 +143,7 @@ def _settings(stores: Stores, name: str, folder: Path) -> Section:
         wrapped, bare = (reached.best_runs(stores, call.file, **each)[0]["settings"] for each in call.both)
         damping, rank, every = (_option(wrapped["method"], option) for option in ("damping", "rank", "every"))
         chosen = (bare["lr"], wrapped["lr"], wrapped.get("damping", damping) or None)
-        kept = "all" if rank is None else exact(rank or None)
+        kept = "None" if rank is None else exact(rank or None)
         rows.append([call.task, call.write, *map(exact, chosen), kept, exact(every or None)])
     header = ["you have", "write", "learning rate, alone", "wrapped", "`damping`", "`rank`", "`every`"]
     table = Table(header, rows, [call.typical == "yes" for call in CALLS])

@@ -106,7 +106,7 @@ def test_their_gradients_by_the_parameters_are_those_of_reverse_passes(activatio
 
 
 def test_several_points_and_torchscript_are_refused():
-    with pytest.raises(ValueError, match=r"x has shape \(4, 2\); it is one point"):
+    with pytest.raises(ValueError, match=r"x is a torch\.float64 tensor of shape \(4, 2\); it is one point"):
         derivatives(network(nn.Tanh()), torch.randn(4, 2))
     with pytest.raises(TypeError, match="pass the module that was scripted"):
         derivatives(torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Tanh())), torch.rand(2))

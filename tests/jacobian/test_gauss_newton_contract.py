@@ -81,6 +81,9 @@ REFUSED = {
         lambda: parametrizations.spectral_norm(nn.Linear(2, 1)), REGRESSION, ValueError,
         r"parametrizations.weight.0: _SpectralNorm updates its buffers as it runs, .*\.eval\(\)",
     ),
+    "hook-of-spectral-norm": (
+        lambda: nn.utils.spectral_norm(nn.Linear(2, 1)), REGRESSION, ValueError, "Linear updates its buffers as it",
+    ),
     "instance-norm": (
         lambda: nn.Sequential(nn.Linear(2, 2), nn.InstanceNorm1d(2, track_running_stats=True)), REGRESSION, ValueError,
         r"1: InstanceNorm1d updates its buffers as it runs",

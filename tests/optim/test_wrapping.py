@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
+from adiv_optim import GaussNewton, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
 
 PASSED, X = nn.Linear(4, 3), torch.ones(1, 4)
 
@@ -51,6 +51,7 @@ MISTAKES = {
     "no layer": (plain_parts, r"0\.weight \(LayerNorm is not a layer"),
     "no shape": (lazy, "has no shape yet"),
     "no shape, skipped": (lazy_skipped, r"GradientOnly: the optimizer holds '0\.weight', which has no shape yet"),
+    "takes terms": (lambda: Whitened(GaussNewton(PASSED), PASSED), "cannot wrap GaussNewton, which reads no gradients"),
     "neither graph nor input": (lambda: UnitConsistent(sgd(), PASSED), "pass example_input"),
     "another input": (lambda: UnitConsistent(sgd(), PASSED, example_input=torch.ones(1, 5)), r"shape \(1, 5\)"),
     "no gauge": (lambda: UnitConsistent(sgd(), PASSED, example_input=X, gauge="network"), "pass gauge.NetworkGauge"),
