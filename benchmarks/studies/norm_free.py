@@ -44,13 +44,9 @@ Rates = tuple[tuple[float, ...], tuple[float, ...]]
 COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
 FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
 _BETWEEN: Rates = ((*FINE[0], 1e-1, 3e-1), (3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2))
-#: Rows whose rates are closer together than those of others: without norms Muon and SOAP break down above their best;
-#: and what these are held against.
-CLOSE = [
-    *_group(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon", "whitened-muon-16"]),
-    *_group(["none"], [1.0], ["whitened-muon", "preconditioned-muon", "input-scaled-soap", "input-scaled-normuon"]),
-    *_group(["layernorm"], [None], ["muon", "whitened-muon"]),
-]
+#: Rows whose rates are closer together than those of others: without norms Muon and SOAP break down above their best.
+_WITHOUT = ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon", "whitened-muon-16", "whitened-muon"]
+CLOSE = _group(["none"], [1.0], [*_WITHOUT, "preconditioned-muon", "input-scaled-soap", "input-scaled-normuon"])
 #: Rows that are judged by twice as many seeds as others.
 TWICE = [
     *_group(["layernorm"], [None], ["muon", "adamw", "whitened-adamw-16"]),
