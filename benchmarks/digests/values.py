@@ -1,6 +1,5 @@
 """Numbers in the sentences of pages, by name: `report --pages` writes them into `<!--value:NAME-->…<!---->`."""
 
-import math
 import re
 import statistics
 from collections.abc import Callable, Mapping
@@ -79,14 +78,6 @@ def newton_in_study(stores: Stores) -> Numbers:
     return {"low": min(ratios), "high": max(ratios)}
 
 
-def initialisation(stores: Stores) -> Numbers:
-    """The largest factor between an error by Xavier's initialisation and by PyTorch's."""
-    every = equations.varied(stores["equations"]).values()
-    both = [(e["PyTorch's initialisation"], e["as above"]) for e in every if "PyTorch's initialisation" in e]
-    ratios = [(other or math.inf) / (xavier or math.inf) for other, xavier in both]
-    return {"factor": max(max(ratio, 1 / ratio) for ratio in ratios)}
-
-
 def tuned_twice(stores: Stores, equation: str) -> Numbers:
     """The medians of SOAP by the settings of two searches."""
     return dict(zip(("first", "second"), equations.tuned_twice(stores["equations"])[equation], strict=True))
@@ -102,9 +93,7 @@ def chosen_again(stores: Stores, method: str) -> Numbers:
 
 #: Name → a row of `values.csv`: a phrase, the function of its numbers, and the words that this is told.
 VALUES = {row["name"]: row for row in table("values")}
-_ALL = (
-    lead, cells, ranked, correlated, newton_step, newton_in_study, initialisation, tuned_twice, chosen_again,
-)  # fmt: skip
+_ALL = (lead, cells, ranked, correlated, newton_step, newton_in_study, tuned_twice, chosen_again)
 NUMBERS: dict[str, Callable[..., Numbers]] = {each.__name__: each for each in _ALL}
 #: Pages with such phrases that show no results beside.
 PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))

@@ -56,12 +56,12 @@ MAIN = [
     *_arms(["none"], _WITH, ["none", "whitened"]), *_arms(["batchnorm"], _WITH, ["none"]),
     *_arms(["batchnorm"], ["muon", "soap"], ["whitened"]),
 ]  # fmt: skip
-ALL = list(dict.fromkeys([
+PLAIN = [
     *MAIN, *_arms(["none"], ["adam"], ["input-scaled", "preconditioned"]), Arm("none", "muon", "preconditioned"),
     Arm("none", "sgd", "batch-ideal"), *_arms(["none"], ["momentum", "adam", "muon"], ["mac"]),
     *_arms(["none"], _WITH, ["whitened-16"]), Arm("batchnorm", "adam", "whitened"), Arm("layernorm", "adam", "none"),
-    *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"]),
-]))  # fmt: skip
+]  # fmt: skip
+ALL = list(dict.fromkeys([*PLAIN, *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"])]))
 #: The arms of each protocol, (network, side, batch size, steps), most valuable first; and how many crops there are.
 Protocols = Mapping[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]]
 PROTOCOLS: Protocols = {
@@ -71,7 +71,7 @@ PROTOCOLS: Protocols = {
 }
 #: Those of the study `coordinates-ordinary`.
 ORDINARILY: Protocols = {
-    ("relu", 64, None, 500): (ALL, 10),
+    ("relu", 64, None, 500): (PLAIN, 10),
     ("relu", 64, 512, 500): (MAIN, 10),
     ("fourier", 64, None, 500): (MAIN, 10),
     ("relu", 128, None, 2000): (MAIN[:8], 5),
