@@ -130,8 +130,8 @@ class GaussNewton(Optimizer):
                 share memory, the tensors of a term are empty or differ in length, or at the first step a residual uses
                 another tensor that requires gradients.
             MemoryError: the step needs more memory than is free.
-            RuntimeError: autocast is on, the loss or its Jacobian is not finite, the Jacobian is 0 and the loss is not,
-                or parameters were frozen, unfrozen or replaced since the optimizer was built.
+            RuntimeError: autocast is on, the loss or its Jacobian is not finite, the first Jacobian is 0 and the loss
+                is not, or parameters were frozen, unfrozen or replaced since the optimizer was built.
         """
         (group,) = self.param_groups
         check_not_negative("GaussNewton.step", damping=group["damping"])
@@ -144,6 +144,11 @@ class GaussNewton(Optimizer):
         if not loss.isfinite():
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
         jacobian = evaluated.jacobian(before, self.chunk_size)
+        if not self._metrics and loss > 0 and not jacobian.any():
+            raise RuntimeError(
+                "GaussNewton.step: at these points no residual depends on a trainable parameter; look for no_grad, "
+                "detach or another network in a residual, or units that are all dead."
+            )
         damping = max(group["damping"], (MIN_ROOT_EPS * torch.finfo(jacobian.dtype).eps) ** 2)
         if loss > OVERFITTED * group["last_loss"]:
             damping *= 10
@@ -245,13 +250,8 @@ def _search_damping(
             "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
             "derivative, such as a root at 0, or one that overflows."
         )
-    if mean_diagonal == 0 and start.loss > 0:
-        raise RuntimeError(
-            "GaussNewton.step: at these points no residual depends on a trainable parameter; look for no_grad, detach "
-            "or another network in a residual, or units that are all dead."
-        )
     best, used, tries = start, damping, 0
-    while start.loss > 0 and damping <= MAX_DAMPING:
+    while mean_diagonal > 0 and start.loss > 0 and damping <= MAX_DAMPING:
         tries += 1
         lowest = _search_length(terms, start, residuals, jacobian, damping * mean_diagonal)
         if lowest.loss < best.loss:

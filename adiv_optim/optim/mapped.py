@@ -139,7 +139,6 @@ class Mapped(OptimizerWrapper):
         """Say of every parameter that the optimizer holds how its step is treated, or why it takes the plain one."""
         if self.watch is None:
             return report(self, self.model, Coverage(), "detached")
-        self.watch.find(self.param_groups)
         unknown = "it, or its name, is newer than the wrapper; wrap the optimizer again"
         return report(self, self.model, self.watch.coverage(), unknown)
 
