@@ -71,7 +71,7 @@ PROTOCOLS: Protocols = {
 }
 #: Those of the study `coordinates-ordinary`.
 ORDINARILY: Protocols = {
-    ("relu", 64, None, 500): (PLAIN, 10),
+    ("relu", 64, None, 500): (ALL, 10),
     ("relu", 64, 512, 500): (MAIN, 10),
     ("fourier", 64, None, 500): (MAIN, 10),
     ("relu", 128, None, 2000): (MAIN[:8], 5),
