@@ -29,12 +29,27 @@ FIRST = {
     "sgd": (0.03, 0.1, 0.3), "momentum": (0.01, 0.03, 0.1), "adam": _SIZED, "muon": _SIZED, "soap": _SIZED,
 }  # fmt: skip
 DAMPINGS = (0.1, 0.3, 1.0)
+#: Those that have ladders as well where the best is the last of these.
+LARGER = (3.0, 10.0, 100.0)
 
 
 def _ladder(run: ImageRun, options: TunedOptions) -> tune.Search:
-    """A ladder of rates for each damping."""
-    dampings = DAMPINGS if METHODS[run.method].damped else (None,)
-    return tune.ladder([trial(run, damping=damping) for damping in dampings], RATES, FIRST[run.optimizer])
+    """A ladder of rates for each damping, larger ones among them where the best of the others is their last."""
+
+    def over(dampings: Sequence[float | None]) -> tune.Search:
+        return tune.ladder([trial(run, damping=damping) for damping in dampings], RATES, FIRST[run.optimizer])
+
+    if not METHODS[run.method].damped:
+        return over([None])
+    first, larger = over(DAMPINGS), over(LARGER)
+
+    def search(tried: tune.Tried) -> Sequence[ImageRun]:
+        if new := first(tried):
+            return new
+        best: ImageRun = min(tried, key=tried.__getitem__)
+        return larger(tried) if (best.damping or 0.0) >= DAMPINGS[-1] else []
+
+    return search
 
 
 #: The part of the store that keeps trials, and what chooses the settings of a run.

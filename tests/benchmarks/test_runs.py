@@ -12,7 +12,7 @@ from adiv_optim import Disproportional, Proportional
 from benchmarks.catalogue import STUDIES
 from benchmarks.core.arms import Look, _curves, quartiles
 from benchmarks.core.store import environment, public_name
-from benchmarks.grids import best_optimizer, expand
+from benchmarks.grids import TunedOptions, best_optimizer, expand
 from benchmarks.methods import METHODS
 from benchmarks.problems.equations import EquationRun
 from benchmarks.problems.friedman import FriedmanRun
@@ -22,6 +22,7 @@ from benchmarks.problems.pictures import CoordinateRun
 from benchmarks.problems.regression import TableRun
 from benchmarks.problems.streams import StreamRun
 from benchmarks.problems.surrogates import SurrogateRun
+from benchmarks.studies.tuned import _ladder
 
 from .conftest import STORES, result, stored
 
@@ -117,6 +118,17 @@ def test_grids_are_every_combination_with_what_is_given_in_their_place():
     assert {run.seeds for run in runs} == {(0, 1)}
     alike = [{**grids[0], "lr": lr} for lr in ([0.1], [0.3])]
     assert expand(alike, {"seeds": 2, "lr": [0.1, 0.2]}) == runs
+
+
+def test_larger_dampings_are_tried_only_where_the_largest_of_the_others_is_best():
+    run = replace(RUN, method="whitened", optimizer="adam", backend="loop", damping=1.0)
+    search = _ladder(run, TunedOptions())
+    asked = search({})
+    assert {one.damping for one in asked} == {0.1, 0.3, 1.0}
+    for best, more in [(0.1, set()), (1.0, {3.0, 10.0, 100.0})]:
+        tried = {one: abs(one.damping - best) + abs(one.lr - 0.003) for one in asked}
+        assert {one.damping for one in search(tried)} == more
+    assert {one.damping for one in _ladder(replace(RUN, optimizer="adam"), TunedOptions())({})} == {None}
 
 
 def test_best_optimizer_is_that_of_the_best_trial_and_no_rivals(tmp_path):
