@@ -56,12 +56,11 @@ MAIN = [
     *_arms(["none"], _WITH, ["none", "whitened"]), *_arms(["batchnorm"], _WITH, ["none"]),
     *_arms(["batchnorm"], ["muon", "soap"], ["whitened"]),
 ]  # fmt: skip
-PLAIN = [
+ALL = list(dict.fromkeys([
     *MAIN, *_arms(["none"], ["adam"], ["input-scaled", "preconditioned"]), Arm("none", "muon", "preconditioned"),
     Arm("none", "sgd", "batch-ideal"), *_arms(["none"], ["momentum", "adam", "muon"], ["mac"]),
-    *_arms(["none"], _WITH, ["whitened-16"]), Arm("batchnorm", "adam", "whitened"), Arm("layernorm", "adam", "none"),
-]  # fmt: skip
-ALL = list(dict.fromkeys([*PLAIN, *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"])]))
+    *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"]),
+]))  # fmt: skip
 #: The arms of each protocol, (network, side, batch size, steps), most valuable first; and how many crops there are.
 Protocols = Mapping[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]]
 PROTOCOLS: Protocols = {
