@@ -41,7 +41,7 @@ SOURCES = [
 #: Settings that do not make another search.
 _SEARCHED = {"lr", "damping", "seed", "seeds", "crop"}
 #: Columns, in eighths of powers of ten: a trial counts for the nearest.
-_COLUMNS = [-28, -24, -20, -16, -12, -8, -4, 0, 4]
+_COLUMNS = [-28, -24, -20, -16, -12, -8, -4, 0, 4, 8, 16]
 
 
 def _trial(settings: Mapping[str, Any], loss: float) -> dict[str, Any]:

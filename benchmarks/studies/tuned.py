@@ -202,7 +202,7 @@ _ONE_ROW = {
     "activation": ["tanh"], "batch_size": 1, "epochs": 1,
 }  # fmt: skip
 
-_SOAP_CNN = "--methods none whitened --optimizers soap"
+_SOAP_CNN = "--methods none batchnorm whitened --optimizers soap"
 _MORE = "--methods batch-ideal proportional affine-like l2-patch rmsnorm mac --optimizers adam"
 #: What follows the whole on tanh: SOAP, the corrections of rows, K-FAC in blocks of its steps.
 _ON_TANH = (
