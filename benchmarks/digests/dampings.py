@@ -83,7 +83,7 @@ def _table(stores: Stores, name: str, folder: Path) -> Section:
             tried = [losses.loc[searches, column].dropna() for column in _COLUMNS]
             cells = [exact(statistics.fmean(each) if len(each) else None, ".2f") for each in tried]
             rows.append([f"{field}, {optimizer}", unit, exact(len(searches)), *cells])
-    header = ["", "unit", "searches", *(f"{10 ** (column / 8):.1g}" for column in _COLUMNS)]
+    header = ["", "unit", "searches", *(f"{float(f'{10 ** (column / 8):.1g}'):g}" for column in _COLUMNS)]
     about = "What a damping loses, at its best learning rate, to the best of a search; mean over searches."
     return Section([Table(header, rows), about])
 
