@@ -247,7 +247,7 @@ def report_in_time(store: Store, name: str, folder: Path) -> Sections:
 STUDIES = {
     "coordinates": _study("coordinate networks: a picture learned from (x, y)", PROTOCOLS, HARDEST, 8.0, "siren"),
     "coordinates-ordinary": _study(
-        "the protocols whose settings matter most, whose trials learn four ordinary crops", ORDINARILY, ORDINARY, 3.5,
+        "the protocols whose settings matter most, whose trials learn four ordinary crops", ORDINARILY, ORDINARY, 4.4,
         "fourier",
     ),
     "initialisation": _study(

@@ -233,12 +233,12 @@ STUDIES = {
     ),
     "cnn-pool-tuned": _pairs_study(
         "convolutions and global average pooling, rates and damping tuned", {**CNN_POOL, **_CONVOLUTIONS},
-        Recipe(3.2, options=("", _SOAP_CNN, _MORE)),
+        Recipe(4.6, options=("", _SOAP_CNN, _MORE)),
         Recipe(1.0, "cnn-centred", (_CENTRED_CNN,)), page="docs/results/convolutions.md",
     ),
     "mlp-tuned": _pairs_study(
         "the paper's MLP behind four optimizers, rates and damping tuned", _MLP,
-        Recipe(6.5, options=tuple(f"--activations tanh{each}" for each in _ON_TANH)),
+        Recipe(8.5, options=tuple(f"--activations tanh{each}" for each in _ON_TANH)),
         Recipe(1.0, "mlp-centred", (_CENTRED,)),
     ),
     "mlp-one-row": _pairs_study("per-row corrections where one row makes them exact", _ONE_ROW, Recipe(0.06)),
