@@ -1,6 +1,7 @@
 """The rows of one call of a layer: their gradients, and how each moves by its part of the step, and by the step."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from .._device import wide_dtype, widest
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
-from ..functional.patches import patches_of, row_matrix
+from ..functional.patches import as_matrices, patches_of, row_matrix
 from ..jacobian.modules import Parameters, as_rows, batched, jvp, pure
 from ..jacobian.recording import Call
 from ..rows.layers import Corrected, Layout, why_unknown_rows
@@ -126,16 +127,16 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     layout = Layout.of(layer)
     groups = layout.groups
     index = evenly(rows.count, max_rows // groups, input.device)
-    measured = rows.at(index)
+    measured = _rows_at(rows, index)
     x, grad = widest(measured.rows), widest(measured.grad_rows)
     contributions = _contributions(layer._correction if isinstance(layer, Corrected) else None, rows, measured, index)
     gains, movement = {}, torch.zeros_like(grad)
     if "weight" in step:
         gains["weight"] = (widest(contributions["weight"]) * x).sum(-1)
-        movement += x @ layout.to_matrices(step["weight"]).to(x.dtype).mT
+        movement += x @ as_matrices(step["weight"], *layout).to(x.dtype).mT
     if "bias" in step:
         gains["bias"] = widest(contributions["bias"]).view(grad.shape[:-1])
-        movement += layout.to_matrices(step["bias"]).to(x.dtype).mT
+        movement += as_matrices(step["bias"], *layout).to(x.dtype).mT
     own_gains = torch.stack([gains[name] for name in step], -1)
     by_group = MeasuredRows(
         row_index=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),
@@ -158,6 +159,30 @@ def _rows_of(
         return LinearRows(rows, grad_rows, needs_weight, needs_bias)
     grad_output = grad_output.reshape(len(patches.input), *grad_output.shape[-len(patches.kernel) - 1 :])
     return ConvRows(patches, grad_output, layer.get_parameter("weight").detach(), needs_weight, needs_bias)
+
+
+def _rows_at(rows: LinearRows | ConvRows, index: Tensor) -> LinearRows:
+    """Return, of every group, the rows whose numbers are in `index`, ascending."""
+    if isinstance(rows, LinearRows):
+        return replace(rows, rows=rows.rows[..., index, :], grad_rows=rows.grad_rows[..., index, :])
+    chosen, before = [], 0
+    for part in (part.unfold() for part in rows.patches.slices(rows.patches.input.dtype)):
+        is_here = (index >= before) & (index < before + part.shape[1])
+        chosen.append(part[:, index[is_here] - before])
+        before += part.shape[1]
+    return LinearRows(torch.cat(chosen, 1), rows.grad_rows[:, index], rows.needs_weight, rows.needs_bias)
+
+
+def _with_grad_rows(rows: LinearRows | ConvRows, grad_rows: Tensor) -> LinearRows | ConvRows:
+    """Return the same rows with other output gradients, (groups, rows, channels), of any number of channels."""
+    if isinstance(rows, LinearRows):
+        return replace(rows, grad_rows=grad_rows)
+    samples, _, *positions = rows.grad_output.shape
+    groups, _, channels = grad_rows.shape
+    grad_output = grad_rows.reshape(groups, samples, *positions, channels)
+    grad_output = grad_output.movedim(0, 1).movedim(-1, 2).reshape(samples, groups * channels, *positions)
+    weight = rows.weight.new_empty(grad_output.shape[1], *rows.weight.shape[1:])
+    return replace(rows, grad_output=grad_output, weight=weight)
 
 
 def _contributions(
@@ -184,6 +209,6 @@ def _by_unit_gradients(
     for part in index.split(max(1, UNIT_NUMBERS // (rows.count * groups))):
         unit = torch.zeros(rows.count, len(part), dtype=x.dtype, device=part.device)
         unit[part, torch.arange(len(part), device=part.device)] = 1
-        for name, gradient in correction.gradients(rows.with_grad_rows(unit.expand(groups, -1, -1))).items():
+        for name, gradient in correction.gradients(_with_grad_rows(rows, unit.expand(groups, -1, -1))).items():
             contributions.setdefault(name, []).append(gradient.reshape(groups, len(part), -1))
     return {name: torch.cat(parts, 1) for name, parts in contributions.items()}

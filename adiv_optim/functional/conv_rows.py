@@ -66,7 +66,7 @@ class ConvRows(TrainedParameters):
         """Return the ideal gradients, those of one linear layer in each group."""
         # Few patches unfolded are no larger than the Gram matrix, and only the side of the samples is exact then.
         if self.has_few_rows(self.count, math.prod(self.weight.shape[1:])):
-            rows, grad_rows = self.patches.unfold(), self._grad_rows()
+            rows, grad_rows = self.patches.unfold(), self.grad_rows
             solved = LinearRows(rows, grad_rows, self.needs_weight, self.needs_bias).ideal(solve)
         else:
             solved = self.split(solve(*self._products(), self.count))
@@ -90,30 +90,13 @@ class ConvRows(TrainedParameters):
         gram = torch.cat([torch.cat([gram, sum_of_x], -1), torch.cat([sum_of_x.mT, count], -1)], -2)
         return gram, torch.cat([x_g, sum_of_g], -2)
 
-    def at(self, index: Tensor) -> LinearRows:
-        """Return, of every group, the patches whose numbers are in `index`, ascending."""
-        chosen, before = [], 0
-        for rows in (part.unfold() for part in self.patches.slices(self.patches.input.dtype)):
-            is_here = (index >= before) & (index < before + rows.shape[1])
-            chosen.append(rows[:, index[is_here] - before])
-            before += rows.shape[1]
-        return LinearRows(torch.cat(chosen, 1), self._grad_rows()[:, index], self.needs_weight, self.needs_bias)
-
-    def _grad_rows(self) -> Tensor:
-        """Return the output gradients as (groups, rows, channels)."""
+    @property
+    def grad_rows(self) -> Tensor:
+        """The output gradients as (groups, rows, channels)."""
         samples, channels, *positions = self.grad_output.shape
         groups = self.patches.geometry.groups  # reshaped, as `unflatten` has no rule for gradients in batches
         grouped = self.grad_output.reshape(samples, groups, channels // groups, *positions)
         return grouped.movedim(1, 0).movedim(2, -1).reshape(groups, -1, channels // groups)
-
-    def with_grad_rows(self, grad_rows: Tensor) -> "ConvRows":
-        """Return the same patches with other output gradients, (groups, rows, channels), of any number of channels."""
-        samples, _, *positions = self.grad_output.shape
-        groups, _, channels = grad_rows.shape
-        grad_output = grad_rows.reshape(groups, samples, *positions, channels)
-        grad_output = grad_output.movedim(0, 1).movedim(-1, 2).reshape(samples, groups * channels, *positions)
-        weight = self.weight.new_empty(grad_output.shape[1], *self.weight.shape[1:])
-        return ConvRows(self.patches, grad_output, weight, self.needs_weight, self.needs_bias, self.label)
 
 
 def conv_gradient(

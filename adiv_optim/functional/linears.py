@@ -188,14 +188,6 @@ class LinearRows(TrainedParameters):
         ones = self.rows.new_ones(*self.rows.shape[:-1], 1)
         return [self.rows] * self.needs_weight + [ones] * self.needs_bias
 
-    def at(self, index: Tensor) -> "LinearRows":
-        """Return the rows whose numbers are in `index`."""
-        return replace(self, rows=self.rows[..., index, :], grad_rows=self.grad_rows[..., index, :])
-
-    def with_grad_rows(self, grad_rows: Tensor) -> "LinearRows":
-        """Return the same rows with other output gradients."""
-        return replace(self, grad_rows=grad_rows)
-
 
 def summed(terms: Iterable[dict[Any, Tensor]]) -> dict[Any, Tensor]:
     """Add up one or more dicts of tensors, key by key."""

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._checks import check_count, check_not_negative, without_none
-from ..rows.models import Coverage, refuse_attached, refuse_lazy, refuse_overlaps
-from .modules import DETACH_FIRST, Parameters, why_mixed
+from ..rows.models import Coverage, refuse_attached, refuse_lazy
+from .modules import DETACH_FIRST, Parameters, refuse_overlaps, why_mixed
 from .terms import Term, Terms, solver
 
 # The numbers of the rule in the docstring of `GaussNewton`.

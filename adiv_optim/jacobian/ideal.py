@@ -8,8 +8,8 @@ from torch.func import vjp
 
 from .._checks import check_not_negative
 from .._device import at_least_float32
-from ..rows.models import refuse_attached, refuse_overlaps
-from .modules import DETACH_FIRST, Parameters, pure, same_randomness
+from ..rows.models import refuse_attached
+from .modules import DETACH_FIRST, Parameters, pure, refuse_overlaps, same_randomness
 
 
 @torch.no_grad()

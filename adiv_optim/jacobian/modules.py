@@ -1,7 +1,7 @@
 """Modules as functions of their parameters, norms and random numbers made fit for it; and layers with rows."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
-from ..rows.models import layers_of, no_such_module, trainable
+from ..rows.models import layers_of, no_such_module, overlaps, trainable
 
 #: Path → tensor: parameters, or a direction in their space.
 Parameters = dict[str, Tensor]
@@ -33,6 +33,13 @@ def pure(module: nn.Module) -> tuple[Parameters, Callable[..., Any]]:
     """Return the trained parameters, and the module as a function of them and its arguments, without side effects."""
     trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     return trained, partial(call_with, module)
+
+
+def refuse_overlaps(caller: str, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise a ValueError if trained parameters share memory: a step would count its elements twice."""
+    why = overlaps({name: parameter for name, parameter in parameters.items() if parameter.requires_grad})
+    if shared := [f"{name!r}: {why[id(p)]}" for name, p in parameters.items() if id(p) in why]:
+        raise ValueError(f"{caller}: {shared[0]}, and would be stepped on twice; tie them as one nn.Parameter.")
 
 
 def call_with(module: nn.Module, parameters: Parameters, *arguments: Any) -> Any:

@@ -177,14 +177,6 @@ def decay_factors(optimizer: Optimizer) -> dict[int, float]:
     It is 1 without weight decay, and 1 − ηλ where that is decoupled. Left out are weights that the step may read
     otherwise: of optimizers that are not torch's own, of a decay that is part of the gradient, of a learning rate on a
     device to be waited for, and of a step that has been replaced.
-
-    Example:
-        >>> import torch
-        >>> weight = torch.nn.Parameter(torch.ones(2))
-        >>> list(decay_factors(torch.optim.AdamW([weight], lr=0.1, weight_decay=0.5)).values())
-        [0.95]
-        >>> decay_factors(torch.optim.SGD([weight], lr=0.1, weight_decay=0.5))
-        {}
     """
     every = optimizers_in(optimizer)
     if not all(map(_steps_as_its_type, every)):

@@ -17,7 +17,6 @@ from .._torch import plain_tensor
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
-from ..functional.patches import as_matrices
 
 
 class Corrected:
@@ -169,10 +168,6 @@ class Layout(NamedTuple):
     def features(self, weight: Tensor) -> int:
         """Return how many features a row of the layer has on this process."""
         return len(weight) if self.transposed else weight.shape[1:].numel()
-
-    def to_matrices(self, part: Tensor) -> Tensor:
-        """Return a weight as (groups, outputs, features), a bias as (groups, outputs, 1); see `as_matrices`."""
-        return as_matrices(part, self.transposed, self.groups)
 
 
 def plain_type(module: nn.Module) -> type:

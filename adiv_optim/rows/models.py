@@ -123,13 +123,6 @@ def overlaps(parameters: Mapping[str, Tensor]) -> dict[int, str]:
     return reasons
 
 
-def refuse_overlaps(caller: str, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise a ValueError if trained parameters share memory: a step would count its elements twice."""
-    why = overlaps({name: parameter for name, parameter in parameters.items() if parameter.requires_grad})
-    if shared := [f"{name!r}: {why[id(p)]}" for name, p in parameters.items() if id(p) in why]:
-        raise ValueError(f"{caller}: {shared[0]}, and would be stepped on twice; tie them as one nn.Parameter.")
-
-
 def refuse_lazy(caller: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:
     """Raise a ValueError if a parameter of the model has no shape yet."""
     for path, module in model.named_modules():
