@@ -27,25 +27,19 @@ from .rows.models import (
 
 
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
-    """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
+    """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, and return the model.
 
-    It goes on layers of other packages too, after `rows.register`. Parametrized layers (weight_norm, spectral_norm, …)
-    are corrected through the parametrization: the gradient of the effective weight is corrected before it reaches
-    the parametrization's own parameters. All other modules (norms, embeddings, complex layers, subclasses of these
-    layers, the layers that nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keep the plain
-    gradient; `coverage` lists it, and `strict=True` refuses it.
+    It goes on layers of other packages too, after `rows.register`. Of parametrized layers (weight_norm, …) the gradient
+    of the effective weight is corrected, before it reaches the parametrization's own parameters. All other modules
+    (norms, embeddings, complex layers, subclasses of these layers, the layers that nn.MultiheadAttention and
+    nn.LinearCrossEntropyLoss use without calling them) keep the plain gradient; `coverage` lists it, a warning says so
+    where it is that of more than half of the elements, and `strict=True` refuses it.
 
     Args:
         model: any module, itself a layer included.
         correction: the rule, shared by all layers.
         skip: paths of modules (each with all below it) and module types to leave alone.
         strict: raise if a trainable parameter would keep the plain gradient in all of its uses, and was not skipped.
-
-    Returns:
-        The same model.
-
-    Warns:
-        UserWarning: less than half of the trainable elements that were not skipped are corrected.
 
     Raises:
         TypeError: the correction is no `Correction`, or `skip` is a string.
@@ -153,13 +147,8 @@ def _refuse_plain(coverage: Coverage) -> None:
 def detach(model: nn.Module) -> nn.Module:
     """Take every correction off a model, in place; classes and attributes are again those before `attach`.
 
-    A class that torch's parametrize or fully_shard made for a layer is made anew, over the plain one.
-
-    Args:
-        model: with corrections, or without.
-
-    Returns:
-        The same model. One without corrections is returned as it is.
+    The same model is returned. A class that torch's parametrize or fully_shard made for a layer is made anew, over the
+    plain one.
 
     Raises:
         ValueError: a layer has got a forward of its own since `attach`, which may call the corrected one.
@@ -174,20 +163,12 @@ def detach(model: nn.Module) -> nn.Module:
 
 
 def coverage(model: nn.Module) -> Coverage:
-    """List, after a backward, each trainable parameter as treated by a correction, skipped or never seen.
+    """Return a `Coverage`: after a backward, each trainable parameter as corrected, skipped or never seen.
 
     A parameter is treated by the correction of its layer, once that has run with gradients enabled. One that several
     modules share is listed once; if only some of them are corrected layers it is "corrected … in part", and the part of
-    the others in its gradient is plain. `Whitened` and its kin have a `coverage()` of their own.
-
-    A program that also uses a weight without calling its layer, as in x @ layer.weight or a penalty on the weights,
-    adds plain gradient to it; the modules do not tell, and the parameter is reported as corrected.
-
-    Args:
-        model: with corrections, or without.
-
-    Returns:
-        A printable `Coverage`.
+    the others in its gradient is plain. So is what a program adds that uses a weight without calling its layer, as in
+    x @ layer.weight or a penalty on the weights, which the modules do not tell.
 
     Example:
         >>> import torch

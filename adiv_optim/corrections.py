@@ -120,9 +120,8 @@ class _Clamped(Correction):
 class Proportional(_Clamped):
     r"""Give every row one scale, :math:`s_k = 1 / (|x_k|^2 + 1)`, for weight and bias alike.
 
-    Bird 2025, Eq. 20: "gradient-only proportional". The proportion of weight and bias in the step stays
-    as it was; the row's effect on its own output becomes exactly :math:`-\eta g_k`. Without a bias (or
-    with a frozen one) the scale is :math:`1 / |x_k|^2`.
+    Bird 2025, Eq. 20: "gradient-only proportional". The proportion of weight and bias in the step stays as it was; the
+    row's effect on its own output becomes exactly :math:`-\eta g_k`. Without a trained bias it is :math:`1 / |x_k|^2`.
 
     Args:
         eps: the total divergence factor is clamped from below at this value, which up to 1 only a layer without a
@@ -147,8 +146,8 @@ class Disproportional(_Clamped):
     r"""Let weight and bias each make half of the ideal move :math:`-\eta g_k`: scales 1/(2|x_k|²) and 1/2.
 
     Bird 2025, Eq. 21: "gradient-only disproportional". Each of the layer's n trained parameters moves the
-    row's output by :math:`-\eta g_k / n`, so :math:`s_{p,k} = 1 / (n f_{p,k})`. Without a bias (or with a frozen
-    one) the weight carries it all: :math:`1 / |x_k|^2`.
+    row's output by :math:`-\eta g_k / n`, so :math:`s_{p,k} = 1 / (n f_{p,k})`, or without a trained bias
+    :math:`1 / |x_k|^2`.
 
     Args:
         eps: each divergence factor is clamped from below at this value; a row with |x|² < eps gets
@@ -188,10 +187,8 @@ class BatchIdeal(Correction):
 
     By default all that is multiplied by B (`per_sample`). A mean loss puts 1/B into every :math:`g_k`, which this
     cancels: with plain SGD an output then moves by about lr times its own loss gradient, at any batch size, and lr from
-    0.1 to 1 works.
-
-    Inputs that hold NaN or inf give gradients that do, never an error. Under `torch.vmap` over samples a linear layer
-    solves for all of them, a convolution for each alone.
+    0.1 to 1 works. Inputs that hold NaN or inf give gradients that do, never an error. Under `torch.vmap` over samples
+    a linear layer solves for all of them, a convolution for each alone.
 
     Args:
         damping: the ridge, as a share of the mean squared row norm; at least 0. 0.3 to 1 works; less brings the step

@@ -215,13 +215,10 @@ def _contract_float16(rows: Tensor, grad_rows: Tensor, scale: Tensor) -> Tensor:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction: Correction | None = None) -> Tensor:
     r"""torch.nn.functional.linear whose parameter gradients follow a correction.
 
-    Forward :math:`z = W x + b` and input gradient :math:`g W` are torch's, bit for bit. The parameters
-    receive :math:`\sum_k s_{W,k}\, g_k x_k^\top` and :math:`\sum_k s_{b,k}\, g_k` (Bird 2025, Eqs. 20 and 21), where
-    k runs over rows and s is the correction's; `BatchIdeal` solves for all rows instead. A frozen weight or
-    bias does not move the output, so its factor is left out.
-
-    It works under vmap, torch.compile, autocast and in half precision, in which norms and scales are float32. Compiling
-    *around* vmap runs it outside the graph.
+    Forward :math:`z = W x + b` and input gradient :math:`g W` are torch's, bit for bit. The parameters receive
+    :math:`\sum_k s_{W,k}\, g_k x_k^\top` and :math:`\sum_k s_{b,k}\, g_k` (Bird 2025, Eqs. 20 and 21) with the
+    correction's scales s of the rows k; `BatchIdeal` solves for all rows instead. A frozen parameter, which does not
+    move the output, has no factor. Norms and scales are float32 at least. Compiling *around* vmap runs it eagerly.
 
     Args:
         input: shape (..., in_features); every leading dimension counts rows.

@@ -58,10 +58,7 @@ class Patches(NamedTuple):
         return max(1, max(PATCH_NUMBERS, self.input.numel() // 4) // max(1, per_sample))
 
     def slices(self, dtype: torch.dtype, axis: int = 0) -> "Iterator[Patches]":
-        """Yield the patches of a few samples at a time; of all at once if unfolding them copies nothing.
-
-        `axis` is the first one along which they will be unfolded.
-        """
+        """Yield the patches of some samples at a time, all if that copies nothing; `axis`: the first to be unfolded."""
         size = self.samples_at_once(dtype, axis)
         for start in range(0, len(self.input), size):
             yield self._replace(input=self.input[start : start + size].to(dtype))

@@ -12,16 +12,6 @@ from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 
 __all__ = [
-    "ChainedOptimizer",
-    "ChangeOfVariables",
-    "GradientOnly",
-    "InputScaled",
-    "Mapped",
-    "Measurements",
-    "OptimizerWrapper",
-    "Preconditioned",
-    "Stack",
-    "Watch",
-    "Whitened",
-    "take_step",
-]
+    "ChainedOptimizer", "ChangeOfVariables", "GradientOnly", "InputScaled", "Mapped", "Measurements",
+    "OptimizerWrapper", "Preconditioned", "Stack", "Watch", "Whitened", "take_step",
+]  # fmt: skip

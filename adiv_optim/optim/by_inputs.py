@@ -13,11 +13,10 @@ from .roots import RightFactor
 def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
     r"""Add rows, such as derivatives of inputs, to a layer's covariance, with 0 in the place of the bias's 1.
 
-    A loss on derivatives of a network by its inputs, as of a physics-informed one, multiplies the weight by rows of
-    derivatives as well: :math:`\partial(Wx + b) = W \partial x`. KFAC for PINNs (Dangel et al. 2024,
-    arXiv 2405.15603) counts these beside the rows x~. Call it beside the forward pass; it does nothing before
-    steps that do not measure. Rows count at the next measurement even if `zero_grad()` clears the gradient of their
-    pass, so call it for no pass that is to be skipped.
+    A loss on derivatives of a network by its inputs multiplies the weight by rows of derivatives as well,
+    :math:`\partial(Wx + b) = W \partial x`; KFAC for PINNs (Dangel et al. 2024, arXiv 2405.15603) counts these, too.
+    Call it beside the forward pass; it does nothing before steps that do not measure. Rows count even if `zero_grad()`
+    clears the gradient of their pass.
 
     Args:
         self: the wrapper.

@@ -10,11 +10,7 @@ from .wrapper import OptimizerWrapper
 
 
 class ChainedState(MutableMapping[Any, Any]):
-    """The states of several optimizers as one mapping, to read and to write.
-
-    A parameter's state lives in the optimizer whose group holds it: put the parameter into its group before its state
-    is set.
-    """
+    """The states of several optimizers as one mapping; that of a parameter lives in the one whose group holds it."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
@@ -63,10 +59,8 @@ class ChainedOptimizer(Optimizer):
     Groups, state and state dict are those of one optimizer over all the parameters, in the order of `optimizers`: a
     scheduler reaches every group, GradScaler skips all the steps or none, and every wrapper of this library goes
     around it. `step(closure)` calls the closure once, then each optimizer's `step()` in turn. The optimizers stay
-    usable: `chained.optimizers[0].state_dict()` is the state dict of Muon alone, and loads one.
-
-    A scheduler of the whole sets each group's learning rate from its own `initial_lr`; OneCycleLR wants a list of
-    `max_lr`, and `cycle_momentum=False`, as `defaults` is empty.
+    usable: `chained.optimizers[0].state_dict()` is the state dict of Muon alone, and loads one. OneCycleLR wants a list
+    of `max_lr`, and `cycle_momentum=False`, as `defaults` is empty.
 
     Args:
         optimizers: built already, each on parameters of its own.
@@ -128,8 +122,7 @@ class ChainedOptimizer(Optimizer):
 
     @state.setter
     def state(self, value: Mapping[Any, Any]) -> None:
-        # Or a KeyError before anything changes.
-        owners = [(self.state._of(key), key, entry) for key, entry in value.items()]
+        owners = [(self.state._of(key), key, entry) for key, entry in value.items()]  # or a KeyError, before a change
         self.state.clear()
         for state, key, entry in owners:
             state[key] = entry

@@ -83,12 +83,7 @@ class MeanSquare:
 class Covariance(MeanSquare):
     r"""A, the mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
-    x~ = (x, 1) where the bias is treated with the weight. Wide layers keep diagonal blocks of A alone.
-
-    Args:
-        module: the layer.
-        with_bias: whether x~ has a 1.
-        max_dim: how many columns a block has at most; None is no limit.
+    x~ = (x, 1) if `with_bias`. Wide layers keep diagonal blocks of A alone, of at most `max_dim` columns.
     """
 
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None) -> None:
@@ -152,11 +147,7 @@ class Covariance(MeanSquare):
         return [block / self.rows for block in self.statistics]
 
     def inverse_roots(self, damping: float, graft_norm: bool) -> Sequence[RightFactor]:
-        """Return the inverse root of A + λI, with `graft_norm` divided by its mean eigenvalue, block by block.
-
-        Raises:
-            LinAlgError: there is none, in float64 either.
-        """
+        """Return the inverse root of A + λI, with `graft_norm` over its mean eigenvalue, by block; or a LinAlgError."""
         ridge = self.ridge(damping)
         scale = self.mean_square() + ridge if graft_norm else torch.ones_like(ridge)
         return self._inverse_roots(scale, ridge / scale, self.size / damping + 1)

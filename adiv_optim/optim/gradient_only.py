@@ -19,16 +19,15 @@ from .wrapper import OptimizerWrapper
 class GradientOnly(OptimizerWrapper):
     """Let any optimizer step on corrected gradients.
 
-    On construction the correction goes on the model's layers (see `attach`); from then on `loss.backward()`
-    leaves the corrected gradient in `p.grad`, and the wrapper hands every call to the optimizer. The
-    forward pass, the state dict and the exported model stay as they are. Per-row corrections are additive,
-    so accumulation over micro-batches and data parallelism need nothing; `BatchIdeal` is ideal for the rows
-    of one call and not for the union of several, as `Preconditioned` is. A layer that comes into the model later
-    is corrected from the moment in which `add_param_group` brings its parameters.
+    On construction the correction goes on the model's layers (see `attach`); from then on `loss.backward()` leaves the
+    corrected gradient in `p.grad`, and the wrapper hands every call to the optimizer. The forward pass, the state dict
+    and the exported model stay as they are. Accumulation and data parallelism need nothing; `BatchIdeal` alone is ideal
+    for the rows of one call, not for the union of several, as `Preconditioned` is. A layer that comes into the model
+    later is corrected once `add_param_group` brings its parameters.
 
-    The correction is the model's, not the wrapper's: it stays, and so does the gradient of the last backward, when the
-    wrapper is deleted. `detach` takes it off; `zero_grad` clears the gradient. A second optimizer on the same model is
-    passed unwrapped. Where the inner optimizer's step fails, weights are where it left them, as without a wrapper.
+    The correction is the model's, and stays until `detach` takes it off, also when the wrapper is deleted. A second
+    optimizer on the same model is passed unwrapped. Where the inner optimizer's step fails, weights are where it left
+    them, as without a wrapper.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -52,10 +51,6 @@ class GradientOnly(OptimizerWrapper):
         >>> opt.step()
         >>> round(model(x).item() - before, 4)  # … and the output moves by -lr × 1; plain SGD: -2.6
         -0.1
-        >>> model
-        CorrectedLinear(in_features=2, out_features=1, bias=True, correction=Proportional(eps=1e-12))
-        >>> opt.detach()  # the plain model
-        Linear(in_features=2, out_features=1, bias=True)
     """
 
     #: The arguments for layers that come later; None once this is detached.
@@ -132,10 +127,8 @@ class GradientOnly(OptimizerWrapper):
 
     def metrics(self) -> dict[str, float]:
         """Return plain numbers for a logger: corrected shares, and how many corrected layers have run."""
-        layers = self._layers()
-        return self._metrics(
-            self.coverage(), {"layers": len(layers), "layers_seen": sum(layer._ran for layer in layers)}
-        )
+        seen = [layer._ran for layer in self._layers()]
+        return self._metrics(self.coverage(), {"layers": len(seen), "layers_seen": sum(seen)})
 
     def _layers(self) -> list[Corrected]:
         return [module for module in self.model.modules() if isinstance(module, Corrected)]

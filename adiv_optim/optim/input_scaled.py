@@ -40,13 +40,9 @@ class InputScaled(Mapped):
     .. math:: W' = W s, \qquad G' = G / s
 
     and its step is added to the weight as ΔW' / s; the bias takes the plain step. It divides the step of an optimizer
-    whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s². So steps move the outputs as far as
-    if a normaliser stood before the layer, and the forward pass has none. It is `Proportional` where such optimizers
-    cannot undo it, by layer instead of by row. Where r is at most the floor, 1, as behind normalisers, steps stay as
-    they are, bit for bit.
-
-    Which layers are treated, when r is measured, and how micro-batches, processes, compilation and checkpoints behave
-    is as for `Whitened`.
+    whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s², as `Proportional` does by row. Where
+    r is at most the floor, 1, as behind normalisers, steps stay as they are, bit for bit. Which layers are treated,
+    when r is measured, and how micro-batches, processes, compilation and checkpoints behave is as for `Whitened`.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
@@ -70,9 +66,6 @@ class InputScaled(Mapped):
         >>> opt.step()
         >>> round(before.item() - model(x).item(), 4)  # 0.1 for each of four entries, whatever their size
         0.4
-        >>> print(opt.coverage())
-        1 of 1 parameters are treated, 100.0% of 4 elements
-        weight: divided by 5, input RMS 5
     """
 
     count_rows = count_rows

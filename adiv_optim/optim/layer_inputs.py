@@ -29,8 +29,7 @@ class LayerInputs:
 
     Args:
         name: the weight's name, for messages and checkpoints.
-        modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
-        with_bias: whether the bias is treated with the weight.
+        modules: layers whose rows are known, all with the same weight, and if `with_bias` the same treated bias.
         covariance: of its inputs, before the first row.
     """
 
@@ -104,13 +103,9 @@ class LayerInputs:
 
     @torch.compiler.disable
     def add(self, module: nn.Module, input: Tensor, output: Any, bias_entry: int = 1) -> None:
-        """Count the rows of one call, once a gradient comes back to it.
+        """Count the rows of one call, once a gradient comes back to its output; at once where that is None, not known.
 
-        Args:
-            module: the layer that reads.
-            input: of this call.
-            output: of this call; None where it is not known, and the rows count at once.
-            bias_entry: the entry of rows in the place of the bias: 1, or 0 of rows of derivatives.
+        `bias_entry` is what stands in the place of the bias: 1, or 0 of rows of derivatives.
         """
         if not isinstance(input, Tensor):
             raise TypeError(f"{self.name} reads a {type(input).__name__}, no tensor; name its layer in skip.")
@@ -216,9 +211,6 @@ def unwrapped_input(name: str, module: nn.Module, input: Tensor) -> Tensor:
     """Return a layer's input without the transforms of torch.func and forward-mode AD that wrap it.
 
     Call it within `outside_transforms`, and all that uses the result.
-
-    Raises:
-        RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
     """
     weight: Any = module.weight
     is_mapped = _torch.functorch.is_batchedtensor(weight)

@@ -125,10 +125,9 @@ class Mapped(OptimizerWrapper):
             self.watch.find(self.param_groups)
 
     def detach(self) -> nn.Module:
-        """Return the model, which is the plain one at all times, and take plain steps from now on.
+        """Return the model, without hooks, and take plain steps from now on.
 
-        Its hooks come off. The inner optimizer keeps its state. Its averages (momentum, second moments) are of mapped
-        gradients, and take some steps to fade; to begin anew, build another optimizer.
+        The inner optimizer keeps its averages, which are of mapped gradients; to begin anew, build another.
         """
         for layer in self.watch.layers if self.watch is not None else ():
             layer.remove_hooks()

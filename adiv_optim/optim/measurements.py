@@ -166,11 +166,7 @@ class Measurements:
     def split_from(
         self, state_dict: Mapping[str, Any], inner: Optimizer
     ) -> tuple[dict[Tensor, dict[str, Any]], dict[str, Any]]:
-        """Return the entries in a state dict by parameter, and the state dict without them; see `expect`.
-
-        Raises:
-            ValueError: entries of other settings, or damaged.
-        """
+        """Return the entries in a state dict by parameter, and the rest of it; a ValueError where they do not fit."""
         parameters = {key: parameter for parameter, key in parameters_and_keys(inner, state_dict)}
         rest: dict[str, dict[Any, Any]] = {"state": {}, WITHOUT_STATE: {}}
         every = [(key, entries) for part in rest for key, entries in state_dict.get(part, {}).items()]

@@ -17,10 +17,9 @@ OUTSIDE = "no parameter of the model that was wrapped"
 
 
 def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: str) -> Coverage:
-    """Say of each of the optimizer's parameters whether it is treated, or that it is none of the model's.
+    """Return a model's `coverage` of what an optimizer holds; parameters of no model stand by their places in groups.
 
-    They come by their names in the model, then by their places in the optimizer's groups. `coverage` is by names in the
-    model, and `unknown` says why others of its parameters are plain.
+    `unknown` says why parameters of the model are plain that `coverage` does not have.
     """
     places = {
         p: f"param_groups[{number}]['params'][{place}]"

@@ -55,11 +55,9 @@ class Preconditioned(Mapped):
     Which layers are treated, when A is measured, and how micro-batches, processes, compilation and checkpoints behave,
     is as for `Whitened`. Gradient clipping before the step sees the plain gradient. An optimizer that keeps weights in
     its state may be wrapped. Where its step fails, gradients are restored, and weights are where it left them.
-
-    Conversion: with every=1, decay=0 and max_dim=None Preconditioned(SGD), as Whitened(SGD, graft_norm=False), takes
-    the step of `GradientOnly` with `BatchIdeal(damping × rows / columns)`, columns counting the bias. A layer of more
-    columns than `max_dim` has several blocks, each of which moves the outputs as if it were alone: SGD may then want a
-    learning rate as many times smaller.
+    With every=1, decay=0 and max_dim=None Preconditioned(SGD), as Whitened(SGD, graft_norm=False), takes the step of
+    `GradientOnly` with `BatchIdeal(damping × rows / columns)`, columns counting the bias. Of several
+    blocks, by `max_dim`, each moves the outputs as if it were alone: SGD may want a rate as many times smaller.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.

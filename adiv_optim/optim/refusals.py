@@ -24,8 +24,8 @@ def refuse_within(name: str, optimizer: Optimizer) -> None:
 def refuse_kept_weights(name: str, unknown: Iterable[Optimizer], before: Mapping[Tensor, Tensor]) -> None:
     """Raise a ValueError if the state of one of these optimizers has copies of weights, or a distance between them.
 
-    In other variables it would mix those of one step with another's. Called when the optimizer is wrapped, and at the
-    end of its first step with gradients, when `before` has the weights as it found them; later copies go unnoticed.
+    Called when the optimizer is wrapped, and at the end of its first step with gradients, when `before` has the weights
+    as it found them; later copies go unnoticed.
     """
     for each in unknown:
         # D-Adaptation and those after it; Adafactor has a setting d.

@@ -147,12 +147,7 @@ class Whole(RightFactor):
 
 
 class Scales(RightFactor):
-    """A diagonal M, for one parameter: positive factors d, e, … that broadcast to a view of it and multiply it.
-
-    Args:
-        factors: numbers or tensors; of a sharded parameter about the part of this process.
-        shape: of the view; None is the parameter's own.
-    """
+    """A diagonal M, for one parameter or this process's part of it: factors d, e, … > 0 that broadcast to a view."""
 
     def __init__(self, factors: Sequence[float | Tensor], shape: tuple[int, ...] | None = None) -> None:
         self.factors, self.shape = factors, shape

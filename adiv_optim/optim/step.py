@@ -5,6 +5,7 @@ inputs with the first two as one dimension; a stack of one is a view of the para
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..rows.layers import Layout
 from .roots import RightFactor
 
 
+@dataclass(eq=False)
 class Stack:
     r"""The parameters of a layer, or of several of one shape, and a step on them.
 
@@ -33,24 +35,20 @@ class Stack:
         shrink: the factor of weight and step where the learning rate is not 0.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        factors: Sequence[RightFactor],
-        *,
-        layout: Layout | None = None,
-        layers: int = 1,
-        blocks: Sequence[slice] = (slice(None),),
-        moves_weights: bool = True,
-        keeps_norm: bool = False,
-        shrink: float = 1.0,
-    ) -> None:
-        self.parameters, self.factors, self.blocks = parameters, factors, blocks
-        self.layout, self.layers = layout, layers
-        self.moves_weights, self.keeps_norm, self.shrink = moves_weights, keeps_norm, shrink
-        self.shapes = [local(parameter).shape for parameter in parameters[: len(parameters) // layers]]
-        #: Whether the learning rate is 0, and whether the optimizer may read the weights in the step.
-        self.has_zero_lr, self.is_read = False, True
+    parameters: Sequence[nn.Parameter]
+    factors: Sequence[RightFactor]
+    _: KW_ONLY
+    layout: Layout | None = None
+    layers: int = 1
+    blocks: Sequence[slice] = (slice(None),)
+    moves_weights: bool = True
+    keeps_norm: bool = False
+    shrink: float = 1.0
+    #: Whether the learning rate is 0, and whether the optimizer may read the weights in the step.
+    has_zero_lr, is_read = False, True
+
+    def __post_init__(self) -> None:
+        self.shapes = [local(parameter).shape for parameter in self.parameters[: len(self.parameters) // self.layers]]
         self.forget()
 
     def forget(self) -> None:

@@ -39,12 +39,9 @@ class Whitened(Mapped):
     measure: one in `every`, at irregular places, and more often at first (steps 1, 2, 3, 5, 9). Micro-batches add up,
     and so do the processes of torch.distributed. A row counts once its call's gradient has reached the weight, if
     step() comes before zero_grad(); a zero_grad(set_to_none=False) of the model's own is not noticed. In graphs of
-    torch.compile, transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, so
-    evaluate under torch.no_grad() there. Build the optimizer from the sharded model, and before a compiled model's
-    first call, which would not see the hooks.
-
-    Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in
-    `coverage` and `metrics`, and warned of once.
+    torch.compile, transforms of torch.func and forward-mode AD rows count as they are read: evaluate under
+    torch.no_grad() there. Build the optimizer from the sharded model, and before a compiled model's first call. Where
+    no root is found the layer keeps the last one, which a warning, `coverage` and `metrics` say.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
@@ -67,8 +64,7 @@ class Whitened(Mapped):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to whiten, a setting out of its range, parameters
-            without a shape yet, or sharded otherwise than by rows.
+        ValueError: nothing to whiten, a setting out of its range, parameters without a shape, or not sharded by rows.
 
     Example:
         >>> import torch

@@ -139,10 +139,7 @@ class OptimizerWrapper(Optimizer):
         self.inner.zero_grad(*() if set_to_none else (False,))  # some take no argument
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the inner optimizer, and treat the layers that it brings.
-
-        Where that raises an error the optimizer holds the group all the same: build it and the wrapper again.
-        """
+        """Add a parameter group to the inner optimizer, which has it even after an error, and treat its layers."""
         self.inner.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,13 +153,7 @@ class OptimizerWrapper(Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict into the inner optimizer.
-
-        The memory of the wrapper is looked at first, then the inner optimizer takes its part as it always does.
-
-        Raises:
-            ValueError: entries of another wrapper, or the inner optimizer's own error; nothing has changed then.
-        """
+        """Load a state dict into wrapper and inner optimizer; or raise a ValueError, and nothing has changed."""
         check_dict(state_dict, f"{type(self).__name__}: state_dict", "load what state_dict() returned")
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)

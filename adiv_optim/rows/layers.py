@@ -116,8 +116,7 @@ def register(plain: type[nn.Module], corrected: type[nn.Module]) -> None:
             `CorrectedTransposed` if xW + b. Define it at the top of a module, where pickles find it.
 
     Raises:
-        TypeError: `corrected` is no such class, or inherits in another order, in which the plain forward would run, or
-            from nn.Linear and `plain` does not, whose methods that would hide.
+        TypeError: `corrected` is no such class, or inherits in another order, in which the plain forward would run.
 
     Example:
         >>> from torch import nn
@@ -151,11 +150,9 @@ def corrected_type(kind: type) -> type[nn.Module] | None:
 
 
 class Layout(NamedTuple):
-    """How a layer's parameters are viewed as matrices with one row for each output."""
+    """How a layer's parameters are viewed as matrices, one for each group, with one row for each output."""
 
-    #: Whether the weight has one column, not one row, for each output.
-    transposed: bool
-    #: The number of matrices, one for each group.
+    transposed: bool  # whether the weight has one column, not one row, for each output
     groups: int
 
     @classmethod

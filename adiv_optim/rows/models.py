@@ -74,12 +74,7 @@ def listed(skip: Skip) -> tuple[str | type[nn.Module], ...]:
 
 
 def named_in_skip(model: nn.Module, skip: Skip, *, may_be_missing: bool = False) -> set[nn.Module]:
-    """Return the modules that `skip` names, and all below them.
-
-    Raises:
-        TypeError: `skip` is no list.
-        ValueError: the model has no module that an entry names, unless entries `may_be_missing`.
-    """
+    """Return the modules that `skip` names, and all below them; a ValueError if one is missing, unless it may be."""
     modules = dict(model.named_modules(remove_duplicate=False))
     skipped: set[nn.Module] = set()
     for entry in listed(skip):
@@ -144,10 +139,7 @@ def refuse_attached(caller: str, model: nn.Module, remedy: str) -> None:
 
 
 def refuse_sharded(caller: str, model: nn.Module, remedy: str, *, only_flat: bool = False) -> None:
-    """Raise a ValueError if a part of `model` is sharded, so that no process has all of its weights.
-
-    With `only_flat`, for callers that work on rows, only parameters that FSDP1 has flattened are refused.
-    """
+    """Raise a ValueError if weights of `model` are sharded; with `only_flat`, for work on rows, if FSDP1 does it."""
     for path, module in model.named_modules():
         is_flat = type(module).__name__ == "FullyShardedDataParallel"
         if is_flat or (not only_flat and any(hasattr(p, "device_mesh") for p in module.parameters(recurse=False))):
