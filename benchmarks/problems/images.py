@@ -225,6 +225,6 @@ def network(result: Result) -> str:
 
 def trained(results: Sequence[Result]) -> str:
     """How long some runs have trained, by how many seeds and where, for the end of a caption."""
-    settings, environment = results[0]["settings"], results[0]["environment"]
+    settings, of_devices = results[0]["settings"], {r["settings"]["device"]: r["environment"] for r in results[::-1]}
     length = f"{settings['epochs']} epoch(s), {len(settings['seeds'])} seed(s)"
-    return f"{length}. {machine(environment, settings['device'])}"
+    return f"{length}. {' '.join(machine(environment, device) for device, environment in of_devices.items())}"

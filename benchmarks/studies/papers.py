@@ -27,7 +27,7 @@ _MLP_PAGE, _UC_PAGE = "docs/results/mlp.md", "docs/results/unit-consistency.md"
 
 def sweep(along: str) -> Report:
     """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
-    within = "method", "activation", "optimizer", "hidden", "batch_size", "lr", "gain", "rescaled", "backend"
+    within = "method", "activation", "optimizer", "hidden", "batch_size", "lr", "gain", "rescaled", "backend", "device"
     return apart(partial(_section, along), *within)
 
 
@@ -182,19 +182,23 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
     "uc-long": ("rate", "D.3: is a normaliser optional, after convergence", 1.0, _LONG, _of_sgd(_LONG, epochs=30)),
 }  # fmt: skip
 
-#: Figures of which some panels have run at the paper's length: hours, file, and the panels.
+#: Figures that have run at the paper's length → hours, and the device and the layers of each panel.
 _WHOLE = {
-    "fig2": [(0.33, "fig2-long", ("16", "64"))],
-    "fig3": [(0.8, "fig3-long", ("16", "64 --methods none batchnorm layernorm"))],
-}
+    "fig2": (2.6, ["cuda --hidden 16", "cuda --hidden 64", "cpu --hidden 16 16 16", "cpu --hidden 64 64 64"]),
+    "fig3": (2.0, [
+        "cuda --hidden 16", "cuda --hidden 64 --methods none batchnorm layernorm",
+        "cpu --hidden 64 --methods rmsnorm l2norm l2norm-half affine-like", "cpu --hidden 16 16 16",
+    ]),
+}  # fmt: skip
 
 
 def _study(name: str) -> Study:
     setting, help, hours, grids, shorter = _PROTOCOLS[name]
     lengths = {**presets(*grids), "reduced": shorter}
     makes, page = [Recipe(hours, options=("--preset reduced",))], _UC_PAGE if "uc-" in name else _MLP_PAGE
-    for hours, own, widths in _WHOLE.get(name, ()):
-        makes.append(Recipe(hours, own, [f"--preset reduced --epochs 100 --device cuda --hidden {w}" for w in widths]))
+    if name in _WHOLE:
+        hours, runs = _WHOLE[name]
+        makes.append(Recipe(hours, f"{name}-long", [f"--preset reduced --epochs 100 --device {run}" for run in runs]))
     return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
 
 
