@@ -41,11 +41,6 @@ def is_cleared_by_the_model(model: Any, optimizer: Any) -> None:
     loss(model).backward()
 
 
-def comes_in_micro_batches(model: Any, optimizer: Any) -> None:
-    loss(model).backward()
-    loss(model, 1).backward()
-
-
 def has_two_losses(model: Any, optimizer: Any) -> None:
     output = model(inputs(0))
     output.square().sum().backward(retain_graph=True)
@@ -86,12 +81,6 @@ def is_partly_checkpointed(model: Any, optimizer: Any) -> None:
     model[2](layer(middle[:, :4])).sum().backward()
 
 
-def has_another_hook(model: Any, optimizer: Any) -> None:
-    handle = model[0].register_forward_hook(lambda module, args, output: output + 1)
-    loss(model).backward()
-    handle.remove()
-
-
 def has_second_derivatives_after_zero_grad(model: Any, optimizer: Any) -> None:
     x = inputs(0).requires_grad_()
     (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
@@ -113,7 +102,6 @@ PASSES: dict[Callable[..., Any], tuple[int, int]] = {
     is_evaluated_with_derivatives: (0, 0),
     is_cleared_in_between: (8, 8),
     is_cleared_by_the_model: (8, 8),
-    comes_in_micro_batches: (16, 16),
     has_two_losses: (8, 8),
     has_two_gradients_by_hand: (16, 16),
     has_copies_of_its_parameters: (16, 16),
@@ -121,7 +109,6 @@ PASSES: dict[Callable[..., Any], tuple[int, int]] = {
     is_checkpointed: (8, 8),
     is_checkpointed_with_a_pass_of_its_own: (8, 8),
     is_partly_checkpointed: (24, 8),
-    has_another_hook: (8, 8),
     has_second_derivatives_after_zero_grad: (8, 8),
     has_rows_of_derivatives_at_once: (8, 8),
 }
