@@ -40,22 +40,12 @@ def backward(model: nn.Module, step: int = 0) -> Tensor:
     return loss
 
 
-def train(model: nn.Module, *optimizers: Any, steps: range = range(6)) -> list[Tensor]:
+def train(model: nn.Module, optimizer: Any, steps: range = range(6)) -> list[Tensor]:
     for step in steps:
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         backward(model, step)
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
     return weights(model)
-
-
-def test_steps_are_the_pairs_own():
-    model, other = network(*SIZES), network(*SIZES)
-    wanted = train(model, *pair(model))
-    assert same(train(other, ChainedOptimizer(pair(other))), wanted)
-    half = network(*SIZES)
-    assert not same(train(half, ChainedOptimizer(pair(half)[:1])), wanted)
 
 
 @each_wrapper
