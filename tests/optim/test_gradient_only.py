@@ -1,5 +1,7 @@
 """GradientOnly: corrected gradients behind any optimizer, and a plain model afterwards."""
 
+import copy
+
 import pytest
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -8,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import BatchIdeal, GradientOnly, Proportional, coverage
 from adiv_optim.rows.layers import plain_type
-from tests.helpers.steps import inputs, sgd, stepped
+from tests.helpers.steps import inputs, same, sgd, stepped
 
 
 def mlp():
@@ -23,6 +25,13 @@ def test_a_parametrized_layer_that_fully_shard_is_applied_to_is_corrected(one_pr
     stepped(model, optimizer, inputs(0).double())
     assert optimizer.coverage().parameter_share == 1
     assert plain_type(optimizer.detach()[0]) is nn.Linear
+
+
+def test_a_model_that_is_skipped_takes_the_bare_steps_bit_for_bit():
+    model, x = mlp(), inputs(0).double()
+    plain, beside = copy.deepcopy(model), nn.ModuleList([model, nn.Linear(1, 1)])
+    optimizer = GradientOnly(sgd(model), beside, Proportional(), skip=["0"])
+    assert same(stepped(model, optimizer, x, x), stepped(plain, sgd(plain), x, x))
 
 
 def test_coverage_metrics_and_repr_say_what_is_corrected():
