@@ -57,10 +57,6 @@ def rows(layer: Any, x: Tensor) -> list[Tensor]:
     ]
 
 
-def call_of(layer: Any, read: Tensor, gradients: list[Tensor], one: float = 1.0) -> Call:
-    return Call(layer, rows(layer, read), gradients, one)
-
-
 def outputs(layer: Any, g: Tensor) -> list[Tensor]:
     """What belongs to a layer's outputs, in the order of `rows`."""
     if not isinstance(layer, _ConvNd):
@@ -117,13 +113,13 @@ class Method:
             for layer, read, output in seen:
                 g = next(found) if output.requires_grad else None
                 g = torch.zeros_like(output) if g is None else g
-                self.calls.append(call_of(layer, read.detach(), outputs(layer, g.detach())))
+                self.calls.append(Call(layer, rows(layer, read.detach()), outputs(layer, g.detach())))
             if loss.requires_grad:
                 loss.backward()
         self._check_calls()
         #: Rows that are counted by hand, which no gradient comes from.
         by_hand = [self.training.counted(self.model, self.steps)] if self.training.count else []
-        self.counted = [call_of(layer, read, [], ZERO) for layer, read in by_hand]
+        self.counted = [Call(layer, rows(layer, read), [], ZERO) for layer, read in by_hand]
         norms = torch.cat([x.square().sum(1) for call in self.calls for x in call.rows])
         if bool(((norms > 0) & (norms < 1e-20)).any()):
             raise AmbiguousError("a row that is nothing but rounding")

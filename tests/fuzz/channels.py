@@ -149,24 +149,20 @@ def network_scales(channels: Channels, model: nn.Module) -> dict[int, Tensor]:
     """Parameter's id → exp(s_plus − s_minus), by least squares over all weights that are not zero."""
     equations, wanted = [], []
     roots = torch.tensor([channels.find(number) for number in range(len(channels.above))])
+    unit = torch.eye(len(roots))
+    unit[:, PINNED] = 0
     for parameter in model.parameters():
         moves = channels.moves.get(id(parameter))
         if moves is None or moves.usual is None:
             continue
         nonzero = parameter != 0
-        equations.append(_differences(roots[moves.plus[nonzero]], roots[moves.minus[nonzero]], len(roots)))
+        equations.append(unit[roots[moves.plus[nonzero]]] - unit[roots[moves.minus[nonzero]]])
         wanted.append(parameter.detach()[nonzero].abs().log() - moves.usual)
     scales = torch.zeros(len(roots))
     if equations:
         scales = least_squares(torch.cat(equations), torch.cat(wanted))
     scales = scales[roots]
     return {key: (scales[moves.plus] - scales[moves.minus]).exp() for key, moves in channels.moves.items()}
-
-
-def _differences(plus: Tensor, minus: Tensor, count: int) -> Tensor:
-    rows = torch.eye(count)[plus] - torch.eye(count)[minus]
-    rows[:, PINNED] = 0
-    return rows
 
 
 def least_squares(equations: Tensor, wanted: Tensor) -> Tensor:
@@ -179,8 +175,7 @@ def least_squares(equations: Tensor, wanted: Tensor) -> Tensor:
 
 def layer_scales(weight: Tensor, groups: int) -> Tensor:
     """D E of one weight by the paper's U: log|w| − r_o − c_i has mean zero along both, within each group."""
-    blocks = [_layer_scales(block) for block in weight.detach().chunk(groups)]
-    return torch.cat(blocks)
+    return torch.cat([_layer_scales(block) for block in weight.detach().chunk(groups)])
 
 
 def _layer_scales(weight: Tensor) -> Tensor:

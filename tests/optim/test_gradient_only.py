@@ -57,7 +57,6 @@ def attached(model):
 ERRORS = {
     "other-parameters": (lambda m: (sgd(mlp()), m, Proportional()), ValueError, "none of .*deepcopy"),
     "no-module": (lambda m: (sgd(m), m.parameters(), Proportional()), TypeError, "found generator"),
-    "correction-class": (lambda m: (sgd(m), m, Proportional), TypeError, r"write Proportional\(\)"),
     "correction-none": (lambda m: (sgd(m), m, None), TypeError, "found NoneType"),
     "a-second-one": (
         lambda m: (sgd(m), attached(m), BatchIdeal()), ValueError, "layer '0' already .*leave it unwrapped",

@@ -92,12 +92,6 @@ def gradients(optimizer: Any) -> list[Tensor]:
     return [p.grad.clone() for p in optimizer.model.parameters()]
 
 
-def is_mapped(optimizer: Any) -> list[bool]:
-    """Of each parameter whether its weights are mapped in a step, by whose end they are old or new."""
-    treated = {} if isinstance(optimizer, Preconditioned) else optimizer.coverage().treated
-    return [name in treated for name, _ in optimizer.model.named_parameters()]
-
-
 def outcomes(wrap: Any, inner: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     """For each treated weight what it may be after a step that may have ended early; and the gradients."""
     optimizer = ready(wrap, inner)
@@ -106,10 +100,10 @@ def outcomes(wrap: Any, inner: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     optimizer.step()
     allowed.append(weights(optimizer.model))
     # AdamW itself writes a weight twice: what no map treats it may leave between the two.
-    treated = is_mapped(optimizer)
-    assert any(treated) or wrap is ROUTES["preconditioned"]
-    each = [list(values) for values in zip(*allowed, strict=True)]
-    return [values if own else [] for values, own in zip(each, treated, strict=True)], grads
+    treated = {} if isinstance(optimizer, Preconditioned) else optimizer.coverage().treated
+    assert treated or wrap is ROUTES["preconditioned"]
+    names = [name for name, _ in optimizer.model.named_parameters()]
+    return [values if name in treated else [] for name, *values in zip(names, *allowed, strict=True)], grads
 
 
 def assert_old_or_new(optimizer: Any, allowed: list[list[Tensor]], grads: list[Tensor]) -> None:

@@ -28,11 +28,6 @@ def autoencoder() -> nn.Sequential:
     return model
 
 
-def tie(model: nn.Sequential) -> None:
-    """Let the decoder be a transposed view of the encoder, as `.data` allows."""
-    model[2].weight.data = model[0].weight.data.t()
-
-
 @each_that_remembers
 @pytest.mark.parametrize("since", [0, 1])
 @pytest.mark.filterwarnings("ignore:.*treats less than half")
@@ -42,8 +37,8 @@ def test_tied_by_data_they_step_as_with_the_bare_optimizer_and_say_so(name: str,
     optimizer = None if since == 0 else wrapped(name, model)
     for number in range(4):
         if number == since:
-            tie(model)
-            tie(bare)
+            for each in (model, bare):  # the decoder is a transposed view of the encoder, as `.data` allows
+                each[2].weight.data = each[0].weight.data.t()
             optimizer = optimizer or wrapped(name, model)
         bare.load_state_dict(model.state_dict())
         stepped(model, optimizer, inputs(number))

@@ -41,11 +41,10 @@ def test_features_of_uneven_scales_keep_their_steps():
     assert (found - exact).norm() < 1e-3 * exact.norm()
 
 
-@pytest.mark.parametrize("scale", [1e9, 1e12])
 @pytest.mark.parametrize("settings", [{}, {"rank": 4}], ids=str)
-def test_large_inputs_do_not_overflow_the_roots(scale, settings):
+def test_large_inputs_do_not_overflow_the_roots(settings):
     layer, x = nn.Linear(16, 8), torch.randn(128, 16)
-    x[:, 3] = scale + 0.01 * scale * x[:, 3]
+    x[:, 3] = 1e12 + 1e10 * x[:, 3]
     opt = Whitened(torch.optim.Adam(layer.parameters(), lr=1e-3, weight_decay=1e-2), layer, **settings)
     for _ in range(12):
         opt.zero_grad()
