@@ -22,7 +22,6 @@ ERRORS = {
     "norm-beta-1": (lambda: norm(beta=1.0), f"beta is 1.0; {BETA}"),
     "norm-eps": (lambda: norm(eps=-1.0), r"eps is -1\.0; it must be finite and at least 0"),
     "patch-beta-0": (lambda: patch(beta=0.0), "PatchNormConv2d: beta is 0.*norm-like"),
-    "patch-norm-alpha-0": (lambda: norm_patch(alpha=0), "alpha is 0, which cuts the input off"),
     "patch-norm-eps": (lambda: norm_patch(eps=-1e-6), "PatchNormConv2d: eps is -1e-06; it must be finite"),
     "patch-form": (lambda: patch(form="batch"), "form is 'batch'; the forms are 'affine-like' and 'norm-like'"),
     "l2-eps": (lambda: L2Norm(eps=-1.0), r"L2Norm: eps is -1\.0; it must be finite and at least 0"),

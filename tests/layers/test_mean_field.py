@@ -22,8 +22,6 @@ SWITCHES = {
 CONSTANTS = {
     "relu": (torch.relu, 1 / math.sqrt(math.tau), 0.5 - 1 / math.tau),
     "exp": (torch.exp, math.sqrt(math.e), math.e**2 - math.e),
-    "sin": (torch.sin, 0.0, (1 - math.exp(-2)) / 2),
-    "square": (torch.square, 1.0, 2.0),
 }
 
 

@@ -29,7 +29,6 @@ CASES = {
         PatchNormConv2d, (4, 6, (3, 2)),
         {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 3)}, (2, 4, 7, 8),
     ),
-    "2d-groups": (PatchNormConv2d, (4, 6, 3), {"groups": 2, "padding": 1}, (2, 4, 5, 5)),
     "2d-reflect": (
         PatchNormConv2d, (4, 6, 3), {"padding": (2, 1), "padding_mode": "reflect", "groups": 2}, (2, 4, 5, 6)
     ),
