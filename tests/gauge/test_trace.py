@@ -20,7 +20,6 @@ from tests.helpers.modules import Model
 EXACT = 1e-10
 SIGMA = 1.5
 
-
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
@@ -64,11 +63,9 @@ PASS = {
     "prelu": lambda x, m: F.prelu(x, m.slope),
     "clamp-at-zero": lambda x: x.clamp(min=0),
     "max-pool-with-indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
-    "zero-padding": lambda x: F.pad(x, (1, 2, 0, 1)),
     "padding-of-rows-of-channels": lambda x: F.pad(x.movedim(1, 3), (0, 0, 1, -1)).movedim(3, 1),
     "other-names": lambda x: torch.clip(x, min=0).absolute().swapdims(2, 3).moveaxis(2, 3) * torch.greater(x, 0),
     "number": lambda x: 3 * x / 2,
-    "scalar-parameter": lambda x, m: x * m.scale,
     "mean-over-positions": lambda x: x.mean((2, 3), keepdim=True),
     "max-over-positions": lambda x: x.max(3, keepdim=True)[0],
     "permute-and-back": lambda x: x.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1),
@@ -91,7 +88,6 @@ SHARE = {
     "difference-of-halves": (lambda x: torch.sub(*x.chunk(2, 1)), 2, 2),
     "in-place-on-a-view": (add_in_place, 4, 2),
     "sum-over-channels": (lambda x: x.sum(1, keepdim=True), 1, 1),
-    "concatenation": (lambda x: torch.cat([x, x.relu()], 1), 8, 4),
     "concatenation-along-positions": (lambda x: torch.cat([x, x.flip(1)], 3), 4, 2),
     "concatenation-with-a-pinned-one": (lambda x: torch.cat([x[:, :2].tanh(), x], 1), 6, 2),
     "concatenation-of-an-empty-vector": (lambda x: torch.cat([x.new_zeros(0), x], 1), 4, 4),
@@ -109,11 +105,8 @@ SHARE = {
     "quotient-of-halves": (lambda x: x[:, :2] / x[:, 2:], 2, 2),
     "step-with-values-at-zero": (lambda x: x[:, 2:] * torch.heaviside(x[:, :2].relu(), x[:, :2]), 2, 2),
     "one-summand-for-all": (lambda x, m: x + m.scale, 4, 1),
-    "half-pinned": (lambda x: torch.cat([x[:, :2].tanh(), x[:, 2:]], 1), 4, 2),
-    "weight-times-a-number": (lambda x, m: F.linear(x.transpose(1, 3), 0.5 * m.matrix).transpose(1, 3), 4, 8),
 }
 PIN = {
-    "tanh": lambda x: x.tanh(),
     "clamp-at-one": lambda x: x.clamp(0, 1),
     "constant-added": lambda x: x + 1,
     "complex-constant-added": lambda x: (x + 1j).abs(),
@@ -155,7 +148,6 @@ def test_other_operation_pins_scales(function):
 
 
 CONVOLUTIONS = {
-    "grouped": (nn.Conv1d(4, 6, 3, groups=2), (2, 3, 9)),
     "transposed-3d": (nn.ConvTranspose3d(4, 6, 2), (2, 3, 2, 2, 2)),
     "unbatched-depthwise": (nn.Conv1d(4, 4, 3, groups=4), (3, 9)),
 }
