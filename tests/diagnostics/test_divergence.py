@@ -17,7 +17,7 @@ from tests.fuzz.by_hand import outputs
 from tests.helpers.cases import LAYERS, quiet_same
 from tests.helpers.covering import paired
 from tests.helpers.modules import Model
-from tests.jacobian.test_ideal_update import LowRank
+from tests.jacobian.test_ideal_update import low_rank
 
 EXACT = 1e-12  # relative, float64
 SOLVED = 1e-9  # a Cholesky factor squares the condition of the rows
@@ -39,14 +39,6 @@ def measure(layer, x, correction=None, **options):
 
 def agrees(found, wanted, tolerance=EXACT):
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
-
-
-@dataclass(frozen=True)
-class SquareRoot(Correction):
-    """A user's own rule, by scales."""
-
-    def scales(self, factors):
-        return dict.fromkeys(factors, sum(factors.values()).rsqrt())
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,7 @@ def mask(layer, g, number):
 
 
 @pytest.mark.parametrize("name", ["linear-tokens", "conv2d-every-option"])
-@pytest.mark.parametrize("rule", [None, Disproportional(), SquareRoot(), HalfIdeal()], ids=str)
+@pytest.mark.parametrize("rule", [None, Disproportional(), HalfIdeal()], ids=str)
 def test_own_movement_is_that_of_the_row_alone_under_a_rule_of_ones_own_too(name, rule):
     layer, x = LAYERS[name].layer(), LAYERS[name].input()
     found, g = measure(layer, x, rule)
@@ -136,7 +128,7 @@ def test_own_movement_is_that_of_the_row_alone_under_a_rule_of_ones_own_too(name
 
 
 GENERAL = {
-    "low-rank-tokens": (lambda: LowRank(5), [(2, 3, 5)]),  # tokens of a sample are rows of their own
+    "low-rank-tokens": (lambda: low_rank(5), [(2, 3, 5)]),  # tokens of a sample are rows of their own
     "bilinear": (lambda: nn.Bilinear(3, 4, 2), [(5, 3), (5, 4)]),
     "conv-transpose-groups": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), [(2, 4, 5)]),
     "affine-like": (lambda: AffineLikeLinear(5, 3, alpha=0.7), [(2, 3, 5)]),
@@ -172,7 +164,7 @@ def test_layer_without_closed_form_agrees_with_explicit_jacobians(build, shapes)
 
 
 def test_layer_that_is_not_linear_in_its_parameters_is_measured_where_the_step_begins():
-    layer, x, g = LowRank(5), torch.randn(4, 5), torch.randn(4, 3)
+    layer, x, g = low_rank(5), torch.randn(4, 5), torch.randn(4, 3)
     wanted = divergence(layer, weighted, x, g).layers[""]
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
     found = divergence(layer, weighted, x, g, optimizer=optimizer).layers[""]

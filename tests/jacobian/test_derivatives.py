@@ -12,11 +12,8 @@ from tests.helpers.modules import Model
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
-class Sine(nn.Module):
-    """An activation that the library does not know."""
-
-    def forward(self, x):
-        return torch.sin(2 * x)
+#: An activation that the library does not know.
+SINE = Model(lambda _, x: torch.sin(2 * x))
 
 
 def network(activation, outputs=3):
@@ -26,14 +23,14 @@ def network(activation, outputs=3):
 
 NETWORKS = {
     **{kind.__name__: network(kind()) for kind in _ELEMENTWISE},
-    "unknown": network(Sine()),
+    "unknown": network(SINE),
     "linear": nn.Linear(2, 3),
     # torch's forward rules of both hold the statistics fixed in second derivatives.
     "layer norm": nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)),
     "instance norm": nn.Sequential(
         nn.Linear(2, 8), nn.Unflatten(0, (2, 4)), nn.InstanceNorm1d(2, affine=True), nn.Flatten(0), nn.Linear(8, 3)
     ),
-    "SiLU and Mish of a module": network(nn.Sequential(nn.SiLU(), Sine(), nn.Mish())),
+    "SiLU and Mish of a module": network(nn.Sequential(nn.SiLU(), SINE, nn.Mish())),
 }
 
 
@@ -87,7 +84,7 @@ def test_a_layer_with_a_forward_or_a_hook_of_its_own_runs_that():
     assert difference(model, torch.randn(2)) < 1e-12
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh(), Sine()], ids=["carried", "by transforms"])
+@pytest.mark.parametrize("activation", [nn.Tanh(), SINE], ids=["carried", "by transforms"])
 def test_their_gradients_by_the_parameters_are_those_of_reverse_passes(activation):
     model, points = network(activation, outputs=1), torch.randn(4, 2)
     square = Model(lambda square, x: laplacian(square.model, x).square().sum(), model=model)

@@ -70,7 +70,6 @@ REFUSED = {
         lambda: nn.Sequential(attach(nn.Linear(2, 1), Proportional())), REGRESSION, ValueError,
         r"layer '0' already has a correction .*detach\(model\) first",
     ),
-    "none": (network, [], TypeError, "with at least one, .* found a list of 0"),
     "attention": (
         lambda: nn.MultiheadAttention(2, 1, dropout=0.1), REGRESSION, ValueError, "MultiheadAttention drops inputs",
     ),

@@ -33,15 +33,10 @@ def test_closed_forms_agree(name):
         assert relative_error(-other[name], gradient) > 1e5 * CLOSED_FORM
 
 
-class LowRank(nn.Module):
+def low_rank(features: int = 20) -> nn.Module:
     """A layer without a closed form: it is not linear in its parameters."""
-
-    def __init__(self, features: int = 20) -> None:
-        super().__init__()
-        self.left, self.right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.right.T @ self.left.T
+    left, right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, features))
+    return Model(lambda model, x: x @ model.right.T @ model.left.T, left=left, right=right)
 
 
 def network() -> nn.Module:
@@ -52,7 +47,7 @@ def network() -> nn.Module:
     ("build", "shape"),
     [
         (network, (5, 6)),
-        (LowRank, (4, 20)),
+        (low_rank, (4, 20)),
         (lambda: AffineLikeLinear(6, 3), (5, 6)),
         (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), (5, 6)),
     ],

@@ -108,18 +108,11 @@ def test_layer_jacobians_of_bilinear_are_outer_products():
     torch.testing.assert_close(found["bias"], identity.expand(5, 4, 4), rtol=0, atol=0)
 
 
-class Distances(nn.Module):
-    """Distances from centres, as of a radial basis."""
-
-    def __init__(self):
-        super().__init__()
-        self.centres = nn.Parameter(torch.randn(5, 3).double())
-
-    def forward(self, x):
-        return torch.cdist(x, self.centres)
+#: Distances from centres, as of a radial basis.
+DISTANCES = Model(lambda model, x: torch.cdist(x, model.centres), centres=nn.Parameter(torch.randn(5, 3).double()))
 
 
-@pytest.mark.parametrize("layer", [Distances(), nn.PReLU(3).double(), nn.PReLU().double()], ids=["cdist", "one", "all"])
+@pytest.mark.parametrize("layer", [DISTANCES, nn.PReLU(3).double(), nn.PReLU().double()], ids=["cdist", "one", "all"])
 def test_where_torch_is_wrong_under_vmap_jacobians_are_those_of_a_loop(layer):
     x, (name, parameter) = torch.randn(3, 3).double(), next(layer.named_parameters())
     found = jacobian.layer_jacobians(layer, x)[name]

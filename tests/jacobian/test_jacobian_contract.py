@@ -136,19 +136,11 @@ ERRORS = {
     "class": (mlp, {"correction": Proportional}, TypeError, r"write Proportional\(\)"),
     "attached": (lambda: attach(mlp(), Proportional()), {}, ValueError, r"layer '0' already has a correction.*detach"),
     "unknown-layer": (mlp, {"layers": ["head"]}, ValueError, "layers names 'head', which the model does not have"),
-    "batch-norm": (
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {"layers": ["1"]},
-        ValueError, "layer '1': BatchNorm1d mixes the samples",
-    ),
     "batch-norm-in-a-layer": (
         lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), {"layers": ["0"]},
         ValueError, "layer '0': BatchNorm1d mixes the samples",
     ),
     "nothing-to-train": (mlp, {"layers": ["1"]}, ValueError, "layer '1' has no trainable parameter; leave it out"),
-    "never-called": (
-        lambda: Model(lambda model, x: model.blocks[0](x), blocks=nn.ModuleList([nn.Linear(4, 2)])),
-        {"layers": ["blocks"]}, ValueError, "blocks.0.weight has a gradient, and no call of layer 'blocks' was seen",
-    ),
     "complex": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2, dtype=torch.cfloat)), {"layers": ["1"]},
         ValueError, "layer '1' is complex, and has no real Jacobian",
