@@ -184,9 +184,6 @@ def test_parametrized_layer_is_measured_plain_and_left_out_corrected():
     assert corrected.left_out["0"].startswith("it is parametrized and corrected")
 
 
-# Layers whose rows cannot be measured.
-
-
 def weighted(compute, rows=1):
     return Model(compute, weight=nn.Parameter(torch.ones(rows, 6)))
 

@@ -99,12 +99,8 @@ def test_members_of_a_batch_are_told_apart(kernels):
     assert torch.equal(scaling.canonical[0], alone.canonical[0])  # bit for bit without its neighbours
 
 
-# Convolutions
-
-
 CONVOLUTIONS = {
     "conv2d": lambda: nn.Conv2d(3, 4, (2, 3)),
-    "conv2d-groups": lambda: nn.Conv2d(6, 4, 3, groups=2),
     "conv2d-depthwise": lambda: nn.Conv2d(3, 6, 3, groups=3),
     "conv2d-channels-last": lambda: nn.Conv2d(6, 4, 3, groups=2).to(memory_format=torch.channels_last),
     "conv3d": lambda: nn.Conv3d(4, 4, 2, groups=2),

@@ -135,7 +135,6 @@ def two_tensors():
 ERRORS = {
     "class": (mlp, {"correction": Proportional}, TypeError, r"write Proportional\(\)"),
     "attached": (lambda: attach(mlp(), Proportional()), {}, ValueError, r"layer '0' already has a correction.*detach"),
-    "unknown-layer": (mlp, {"layers": ["head"]}, ValueError, "layers names 'head', which the model does not have"),
     "batch-norm-in-a-layer": (
         lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))), {"layers": ["0"]},
         ValueError, "layer '0': BatchNorm1d mixes the samples",

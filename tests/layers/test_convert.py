@@ -188,8 +188,7 @@ def scaled(kind):
 
 CONVOLUTIONS = {
     "conv1d": nn.Conv1d(4, 6, 3),
-    "conv2d-grouped": nn.Conv2d(4, 6, (3, 2), stride=2, padding=1, groups=2),
-    "conv2d-circular": nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"),
+    "conv2d": nn.Conv2d(4, 6, (3, 2), stride=2, padding=1, groups=2, padding_mode="circular"),
     "conv3d": nn.Conv3d(4, 6, 2, stride=(1, 2, 1)),
     "conv-transpose1d": nn.ConvTranspose1d(4, 6, 3, stride=3, output_padding=1),
     "conv-transpose2d": nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2),

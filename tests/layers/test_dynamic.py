@@ -132,9 +132,3 @@ def test_normaliser_without_parameters_then_scale_is_the_normaliser(plain, scale
     parts = nn.Sequential(plain, scale).double()
     parts[1].load_state_dict(dict(whole.named_parameters()))
     torch.testing.assert_close(parts(x), whole(x), rtol=EXACT, atol=EXACT)
-
-
-def test_starts_as_the_identity():
-    x = torch.randn(2, 5)
-    for layer in (ChannelScale(5), ChannelScale(5, elementwise_affine=False)):
-        assert torch.equal(layer(x), x)
