@@ -20,14 +20,7 @@ from benchmarks.problems.streams import (
 )
 from benchmarks.studies.streams import run_of
 
-
-@pytest.fixture(autouse=True)
-def _double():
-    """Let networks and signals be of float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def test_an_error_counts_before_the_step():
