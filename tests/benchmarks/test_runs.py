@@ -11,8 +11,8 @@ from torch import nn
 from adiv_optim import Disproportional, Proportional
 from benchmarks.catalogue import STUDIES
 from benchmarks.core.arms import Look, _curves, quartiles
-from benchmarks.core.store import environment, public_name
-from benchmarks.grids import TunedOptions, best_optimizer, expand
+from benchmarks.core.store import environment
+from benchmarks.grids import best_optimizer, expand
 from benchmarks.methods import METHODS
 from benchmarks.problems.equations import EquationRun
 from benchmarks.problems.friedman import FriedmanRun
@@ -22,7 +22,6 @@ from benchmarks.problems.pictures import CoordinateRun
 from benchmarks.problems.regression import TableRun
 from benchmarks.problems.streams import StreamRun
 from benchmarks.problems.surrogates import SurrogateRun
-from benchmarks.studies.tuned import _ladder
 
 from .conftest import STORES, result, stored
 
@@ -34,17 +33,6 @@ FIELDS = {
 }  # fmt: skip
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)
-
-
-@pytest.mark.parametrize(
-    ("run", "data", "name"),
-    [(RUN, "imagefolder:{}/photos", "imagefolder:photos"), (TEXT, "{}/text.txt", "text.txt")],
-    ids=["images", "text"],
-)
-def test_where_data_lies_is_not_part_of_a_key(run, data, name, tmp_path):
-    here, there = (replace(run, data=data.format(tmp_path / place)) for place in "ab")
-    assert here.key() == there.key()
-    assert here.settings()["data"] == public_name(here.data) == name
 
 
 def test_runs_that_ended_early_or_broke_down_count_in_curves_and_quartiles():
@@ -118,17 +106,6 @@ def test_grids_are_every_combination_with_what_is_given_in_their_place():
     assert {run.seeds for run in runs} == {(0, 1)}
     alike = [{**grids[0], "lr": lr} for lr in ([0.1], [0.3])]
     assert expand(alike, {"seeds": 2, "lr": [0.1, 0.2]}) == runs
-
-
-def test_larger_dampings_are_tried_only_where_the_largest_of_the_others_is_best():
-    run = replace(RUN, method="whitened", optimizer="adam", backend="loop", damping=1.0)
-    search = _ladder(run, TunedOptions())
-    asked = search({})
-    assert {one.damping for one in asked} == {0.1, 0.3, 1.0}
-    for best, more in [(0.1, set()), (1.0, {3.0, 10.0, 100.0})]:
-        tried = {one: abs(one.damping - best) + abs(one.lr - 0.003) for one in asked}
-        assert {one.damping for one in search(tried)} == more
-    assert {one.damping for one in _ladder(replace(RUN, optimizer="adam"), TunedOptions())({})} == {None}
 
 
 def test_best_optimizer_is_that_of_the_best_trial_and_no_rivals(tmp_path):
