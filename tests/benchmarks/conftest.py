@@ -78,13 +78,11 @@ def _figures(monkeypatch):
 
 @pytest.fixture(scope="session")
 def sample():
-    """A short text, split."""
     return text.split(text.python_reference()[:20_000])
 
 
 @pytest.fixture
 def file(tmp_path):
-    """A file of text."""
     path = tmp_path / "texts" / "sample.txt"
     path.parent.mkdir()
     path.write_text(text.python_reference()[:5_000], encoding="utf-8")

@@ -22,10 +22,6 @@ from .conftest import RESULTS, stored
 SMALL = ["compare", "--activations", "tanh", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--threads", "1"]
 
 
-def train(out: Path, *methods: str) -> int:
-    return main([*SMALL, "--out", str(out), "--methods", *methods])
-
-
 def read(out: Path) -> list:
     return Store(out / "compare.jsonl").read()
 
@@ -47,7 +43,7 @@ def test_ranks_share_the_runs(tmp_path, monkeypatch):
     shares = []
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
-        assert train(tmp_path / rank, "none", "rmsnorm", "l2norm") == 0
+        assert main([*SMALL, "--out", str(tmp_path / rank), "--methods", "none", "rmsnorm", "l2norm"]) == 0
         shares.append({r["settings"]["method"] for r in read(tmp_path / rank)})
     assert shares == [{"none", "l2norm"}, {"rmsnorm"}]
 
@@ -94,7 +90,6 @@ COMPARE, TEXT, DEPTH = "compare --device cpu", "char-lm --preset tiny --device c
 MISTAKES = {
     "seeds": (f"{COMPARE} --seeds 0", "--seeds is 0; it must be positive"),
     "seconds": ("bench --seconds -1", "--seconds is -1; it must be positive"),
-    "minutes": ("gpu --minutes -5", "--minutes is -5.0; it must be positive"),
     "lr": (f"{COMPARE} --lr inf", "--lr is inf; it must be positive and finite"),
     "name": (f"{COMPARE} --name a/b", "--name is 'a/b'; it names a file in the folder --out"),
     "preset": (f"{COMPARE} --preset paper", "--preset is 'paper'; this study has no presets"),

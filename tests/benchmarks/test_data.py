@@ -9,7 +9,6 @@ from torchvision.io import write_jpeg
 from benchmarks import data
 from benchmarks.data import load
 
-CLASSES = ("cat", "dog")
 PASSAGE = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 9
 
 
@@ -17,7 +16,7 @@ PASSAGE = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 9
 def image_tree(tmp_path):
     generator = torch.Generator().manual_seed(0)
     for part, count in (("train", 3), ("test", 2)):
-        for name in CLASSES:
+        for name in ("cat", "dog"):
             folder = tmp_path / "images" / part / name
             folder.mkdir(parents=True)
             for number in range(count):

@@ -290,10 +290,8 @@ def test_runs_are_varied_with_the_settings_that_trials_chose(tmp_path, monkeypat
         assert any(changed in ({("start", "pytorch")}, *allowed) for changed in ways)
         assert math.isfinite(result["score"])
     (table,) = study.report(store, "equations", tmp_path)["equations-varied"].tables
-    assert [sum(cell.text != "" for cell in row[2:]) for row in table.rows] in (
-        [3, 2],
-        [3, 3],
-    )  # by the better of two ways
+    # By the better of two ways.
+    assert [sum(cell.text != "" for cell in row[2:]) for row in table.rows] in ([3, 2], [3, 3])
 
 
 def test_an_arm_is_tuned_a_second_time_on_another_seed(tmp_path):

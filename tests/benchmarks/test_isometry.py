@@ -17,12 +17,6 @@ def random_networks():
     return depth.compare(seeds=3, width=200, depth=5)
 
 
-@pytest.fixture(scope="module")
-def trained(few):
-    results = [training.train(name, "few", 4, [40] * 10) for name in ("tanh", "ReLU", "GELU")]
-    return [*results, training.train("tanh", "few", 4, [40] * 2, 1)]
-
-
 def test_all_variants_start_at_the_gap_of_the_correlation(random_networks):
     n, rho = depth.SAMPLES, depth.CORRELATION
     wanted = -(math.log(1 + (n - 1) * rho) + (n - 1) * math.log(1 - rho)) / n
@@ -67,9 +61,10 @@ def test_limit_is_the_arc_cosine_kernel_of_relu():
     assert depth._limits(torch.relu, correlation, 1)[1, 0, 1].item() == pytest.approx(rho, rel=1e-6)
 
 
-def test_training_measures_every_layer_but_the_outputs_at_both_ends(trained):
-    *trained, two_layers = trained
+def test_training_measures_every_layer_but_the_outputs_at_both_ends(few):
+    two_layers = training.train("tanh", "few", 4, [40] * 2, 1)
     assert len(two_layers["isometry"]["start"]) == 7
+    trained = [training.train(name, "few", 4, [40] * 10) for name in ("tanh", "ReLU", "GELU")]
     for result in trained:
         for stage in result["isometry"].values():
             assert [layer["path"] for layer in stage][:4] == ["norm-0", "fc-0", "act-0", "norm-1"]

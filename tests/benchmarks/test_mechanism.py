@@ -46,15 +46,9 @@ def test_command_follows_the_runs_of_a_file(tmp_path, capsys):
     assert "affine-like" in capsys.readouterr().out
 
 
-@pytest.fixture(scope="module")
-def compared(few):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mechanism, "WARM_UP", 2)
-        measured = mechanism.compare("few", batches=2, uneven=2, timed_rounds=2)
-        yield measured
-
-
-def test_every_method_is_measured_at_both_stages_and_theory_holds(compared):
+def test_every_method_is_measured_at_both_stages_and_theory_holds(few, monkeypatch):
+    monkeypatch.setattr(mechanism, "WARM_UP", 2)
+    compared = mechanism.compare("few", batches=2, uneven=2, timed_rounds=2)
     assert list(compared["subjects"]) == list(mechanism.SUBJECTS)
     assert compared["sizes"] == [32, 32, 32, 3]
     for subject in compared["subjects"].values():

@@ -32,8 +32,7 @@ METHODS = {
     "plain": Method("plain", by_inputs=lambda optimizer, model: optimizer),
 }
 """
-COMMAND = "compare --device cpu --methods none mine --activations tanh --epochs 1 --seeds 1 --optimizers sgd --lr 1"
-RUN = COMMAND.split()
+RUN = "compare --device cpu --methods none mine --activations tanh --epochs 1 --seeds 1 --optimizers sgd --lr 1"
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def rows(printed):
 
 
 def test_entry_of_a_file_is_trained_and_reported(file, tmp_path, capsys):
-    assert main([*RUN, "--out", str(tmp_path), "--method-file", str(file)]) == 0
+    assert main([*RUN.split(), "--out", str(tmp_path), "--method-file", str(file)]) == 0
     printed = capsys.readouterr().out
     assert rows(printed)["my method"] != rows(printed)["none"]
     assert "±" not in rows(printed)["my method"]  # of one seed there is no error

@@ -17,7 +17,6 @@ from .conftest import reported
 
 @pytest.fixture
 def few(monkeypatch):
-    """Few functions."""
     solve = problems.burgers.__wrapped__
     monkeypatch.setattr(problems, "TRAIN", 25)
     monkeypatch.setattr(problems, "TEST", 5)
