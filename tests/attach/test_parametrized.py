@@ -17,8 +17,6 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 class Scaled(nn.Module):
-    """A parametrization of one's own."""
-
     def __init__(self):
         super().__init__()
         self.gain = nn.Parameter(torch.tensor(1.5))
@@ -110,7 +108,6 @@ LIVES = [
     "attach +weight detach -weight",
     "+weight attach -weight detach",
     "attach +weight -weight detach",
-    "+weight attach copy detach",
     "+weight attach +bias detach -weight -bias",
     "+weight +bias attach -weight detach attach -bias detach",
     "attach +weight detach +bias attach -weight detach -bias",

@@ -102,7 +102,6 @@ EXTREME = {
         lambda: nn.Conv2d(3, 4, 3), torch.linspace(-1, 2, 75).view(1, 3, 5, 5).index_fill(3, torch.tensor([0, 1]), 200),
         torch.linspace(-1, 2, 36).view(1, 4, 3, 3),
     ),
-    "tiny-row": (lambda: nn.Linear(4, 3, bias=False), torch.full((1, 4), 1e-3), torch.ones(1, 3)),
     "row-below-a-power-of-float16": (
         lambda: nn.Linear(4, 3, bias=False), torch.full((1, 4), 3e-6), torch.full((1, 3), 1e-3)
     ),
