@@ -17,7 +17,6 @@ from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,
-    Batch,
     deviation,
     each_method,
     plain_loop,
@@ -28,6 +27,7 @@ from tests.helpers.loops import (
 from tests.helpers.modules import Model
 from tests.helpers.remembered import covariance_of, remembered, rows_counted
 from tests.helpers.steps import network
+from tests.integration.test_loops import rows
 from tests.wrappers import WRAPPERS
 
 # The compiler's front end and autograd's tracing, which is where hooks, Functions and optimizers are met.
@@ -46,11 +46,6 @@ ONE_GRAPH = ("input-scaled", "whitened", "whitened-rank")
 
 def mlp() -> nn.Module:
     return network(6, 8, 3)
-
-
-def rows(count: int = 3) -> list[Batch]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ONE_GRAPH])

@@ -114,8 +114,3 @@ def test_rows_that_processes_send_to_different_layers_stay_apart(ranks):
         for rank, total in enumerate(found["experts"]):
             x = torch.cat([rows_of(rank), torch.ones(3 + rank, 1)], 1)
             assert relative_error(total, x.T @ x) <= EXACT
-
-
-def test_micro_batches_of_batch_ideal_are_not_its_joined_batch():
-    """Why its references take parts: per micro-batch it is ideal for the rows of one backward, and says so."""
-    assert deviation(reference("batch-ideal", 2), reference("batch-ideal", 1)) > DIFFERENT

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.checkpoints import forgotten
 from tests.helpers.covering import paired
 from tests.helpers.processes import needs_distributed
 from tests.helpers.resumable import Death, train
@@ -79,10 +80,7 @@ def test_run_killed_at_a_random_moment_and_again_resumes_bit_for_bit(wrapper, pa
 def test_checkpoint_without_the_wrappers_memory_resumes_to_other_weights(wrapper, uninterrupted, tmp_path):
     whole = uninterrupted(wrapper)
     state = whole["checkpoint"]
-    for key, entries in state["optimizer"]["state"].items():
-        own = {name: value for name, value in entries.items() if not name.startswith("adiv_optim.")}
-        state["optimizer"]["state"][key] = own
-    torch.save(state, tmp_path / "checkpoint.pt")
+    torch.save({**state, "optimizer": forgotten(state["optimizer"])}, tmp_path / "checkpoint.pt")
     assert run((tmp_path, wrapper, Death())) == [0]
     assert final(tmp_path)["begin"] == 9
     assert not equal(final(tmp_path), whole)
