@@ -51,7 +51,6 @@ exec "{make}" --dry-run "$@" > /dev/null
 
 
 def blocks(page: Path) -> list[str]:
-    """The blocks of commands on a page."""
     return re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -30,21 +30,14 @@ def run(*command, cwd=None, **environment):
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    """A copy of the repository without git, and without what earlier builds left behind."""
-    copy = tmp_path_factory.mktemp("tree")
+def released(tmp_path_factory):
+    """What a release builds, without git and what earlier builds left behind: the sdist, and a wheel of it."""
+    copy, out = (tmp_path_factory.mktemp(name) for name in ("tree", "released"))
     for folder in ("adiv_optim", "benchmarks", "tests"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for file in PUBLISHED:
         shutil.copy(ROOT / file, copy)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def released(tree, tmp_path_factory):
-    """What a release builds: the sdist, and a wheel of it."""
-    out = tmp_path_factory.mktemp("released")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, copy)
     return out
 
 

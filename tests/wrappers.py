@@ -37,7 +37,6 @@ class Wrapper:
     rule: Correction | None = None
 
     def __call__(self, inner: Optimizer, model: nn.Module, example: Tensor | None, **settings: Any) -> Any:
-        """Wrap an optimizer."""
         return self.build(inner, model, example, **{**self.settings, **settings})
 
 

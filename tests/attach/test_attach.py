@@ -139,8 +139,6 @@ def test_a_forward_set_since_attach_is_no_surprise_to_detach():
 
 
 class Doubled(nn.Linear):
-    """A subclass with a forward of its own."""
-
     def forward(self, input):
         return 2 * super().forward(input)
 

@@ -77,7 +77,6 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def fresh():
-    """The sections of the committed results."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # they stay, and drawing takes longest
         yield report([store.path for store in STORES.values()], STUDIES, DIGESTS)

@@ -43,8 +43,6 @@ def test_runs_that_ended_early_or_broke_down_count_in_curves_and_quartiles():
 
 
 class Doubled(Proportional):
-    """A rule that was changed."""
-
     def scales(self, factors):
         return {name: 2 * scale for name, scale in super().scales(factors).items()}
 

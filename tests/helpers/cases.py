@@ -20,8 +20,6 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @dataclass(frozen=True)
 class LayerCase:
-    """A torch layer and the shape of an input for it."""
-
     build: Callable[..., nn.Module]
     shape: tuple[int, ...]
     memory_format: torch.memory_format = torch.contiguous_format
@@ -92,12 +90,9 @@ LAYERS = {**{f"linear-{name}": case for name, case in LINEAR.items()}, **CONV}
 quiet_same = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 
 
-def parametrize_cases(table: dict[str, LayerCase]) -> pytest.MarkDecorator:
-    marked = [pytest.param(case, id=name, marks=quiet_same if "same" in name else ()) for name, case in table.items()]
-    return pytest.mark.parametrize("case", marked)
-
-
-each_layer = parametrize_cases(LAYERS)
+each_layer = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=quiet_same if "same" in name else ()) for name, case in LAYERS.items()]
+)
 
 
 def apply(layer: Any, input: Tensor, correction: Correction | None) -> Tensor:

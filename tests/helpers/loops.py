@@ -109,7 +109,6 @@ def sgd(model: nn.Module) -> Optimizer:
 def built(
     method: Method, build: Callable[[], nn.Module] = network, inner: Callable[[nn.Module], Optimizer] = adamw
 ) -> tuple[nn.Module, Any]:
-    """A model and its wrapped optimizer."""
     model = build()
     return model, method.wrap(inner(model), model, images(1)[0][0].to(next(model.parameters())))
 

@@ -27,14 +27,11 @@ NETWORKS = 4
 
 @dataclass(frozen=True)
 class Configuration:
-    """Arguments of an optimizer."""
-
     optimizer: str
     description: str
     options: dict[str, Any] = field(compare=False)
 
     def build(self, parameters: Any) -> Optimizer:
-        """The bare optimizer."""
         # A copy: schedulers write into learning rates that are tensors.
         return getattr(torch.optim, self.optimizer)(parameters, **copy.deepcopy(self.options))
 
@@ -54,7 +51,6 @@ def configurations(name: str) -> list[Configuration]:
 
 
 def network(bias: bool = True) -> Network:
-    """A perceptron."""
     manual_seed(0)
     layers = [nn.Linear(4, 6, bias), nn.ReLU(), nn.Linear(6, 3, bias)]
     return Network(layers, [Step("call", (place,), place) for place in range(3)], kept=layers[2])
@@ -62,7 +58,6 @@ def network(bias: bool = True) -> Network:
 
 @cache
 def traced(bias: bool) -> gauge.ChannelGraph:
-    """The channels of `network`."""
     return gauge.trace(network(bias), torch.ones(1, 4))
 
 
@@ -73,7 +68,6 @@ class Whole(Training):
     configuration: Configuration | None = None
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The bare optimizer."""
         assert self.configuration is not None
         return self.configuration.build(model.parameters())
 
@@ -147,7 +141,6 @@ def of_random_networks(name: str) -> list[Case]:
 
 
 def settings(name: str, number: int, **given: Any) -> compare.Settings:
-    """The wrapper's, drawn."""
     drawn = compare.drawn(name, number)
     return drawn | {key: value for key, value in given.items() if key in drawn}
 

@@ -204,7 +204,6 @@ def section(title: str, rows: Mapping[str, list[str]], outcomes: Mapping[str, st
 
 
 def write(outcomes: Mapping[str, str]) -> None:
-    """Fill the page."""
     before, _, rest = PAGE.read_text().partition(MARKERS[0])
     after = rest.partition(MARKERS[1])[2]
     tables = "\n\n".join(section(title, rows, outcomes) for title, rows in SECTIONS.items())

@@ -86,8 +86,6 @@ def called(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class Split(nn.Module):
-    """A network on two devices."""
-
     def __init__(self, first: Any, second: Any, dtype: torch.dtype) -> None:
         super().__init__()
         manual_seed(0)
