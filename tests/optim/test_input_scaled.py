@@ -4,13 +4,21 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from adiv_optim import InputScaled
 from tests.helpers.proximal import Proximal
 from tests.helpers.steps import same, sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "muon": lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=0.01, weight_decay=0.1),
+}
 
 
 def test_a_weight_is_held_through_steps_that_do_nothing():
@@ -48,12 +56,37 @@ def test_a_step_that_rounding_swallows_is_one(dtype, lr):
     torch.testing.assert_close(layer.weight.detach() / start, torch.full_like(start, 0.2), rtol=1e-2, atol=0)
 
 
-def test_layers_that_read_no_more_than_the_floor_take_the_bare_step_bit_for_bit():
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_layers_that_read_no_more_than_the_floor_take_the_bare_step_bit_for_bit(name, at_once):
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     bare, x = copy.deepcopy(model), torch.rand(10, 4)
-    optimizer = InputScaled(sgd(model, momentum=0.9), model)
-    assert same(stepped(model, optimizer, *[x] * 4), stepped(bare, sgd(bare, momentum=0.9), *[x] * 4))
+    optimizer, plain = InputScaled(OPTIMIZERS[name](model.parameters()), model), OPTIMIZERS[name](bare.parameters())
+    for group in (*optimizer.param_groups, *plain.param_groups):
+        group["foreach"] = at_once
+    assert same(stepped(model, optimizer, *[x] * 4), stepped(bare, plain, *[x] * 4))
     assert str(optimizer.coverage()).count(": divided by 1, input RMS 0.") == 2
+
+
+@pytest.mark.parametrize(("name", "power"), [("sgd", 2), ("adam", 1)])
+def test_output_moves_by_the_same_whatever_the_size_of_the_input(name, power):
+    """Behind Adam the bare step's effect grows as |x|, behind SGD as |x|²; scaled, as with inputs of RMS 1."""
+    x = F.normalize(torch.randn(1, 4)) * 2  # RMS 1
+
+    def moved(size: float, wrap) -> Tensor:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3, bias=False)
+        optimizer = wrap(OPTIMIZERS[name](layer.parameters()), layer)
+        before = layer(size * x)
+        (before @ torch.tensor([1.0, -2.0, 0.5])).sum().backward()
+        optimizer.step()
+        return (layer(size * x) - before).detach()
+
+    def bare(inner, layer):
+        return inner
+
+    assert torch.allclose(moved(8.0, bare), 8.0**power * moved(1.0, bare), rtol=1e-6)
+    assert torch.allclose(moved(8.0, InputScaled), moved(1.0, InputScaled), rtol=1e-6)
 
 
 def test_coverage_and_metrics_say_what_steps_are_divided_by():

@@ -14,6 +14,17 @@ from tests.helpers.steps import backward, inputs, network, same, sgd, stepped
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
+def test_infinite_damping_is_the_optimizer_unchanged():
+    def run(damping):
+        model = network(5, 4, 2)
+        optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
+        optimizer = optimizer if damping is None else Whitened(optimizer, model, damping=damping, every=1)
+        return torch.cat([p.flatten() for p in stepped(model, optimizer, *(inputs(seed, 6, 5) for seed in range(5)))])
+
+    assert relative_error(run(1e12), run(None)) <= 1e-9
+    assert relative_error(run(1.0), run(None)) > 1e-3
+
+
 @pytest.mark.parametrize("wrap", [partial(Whitened, graft_norm=False), Preconditioned])
 def test_with_plain_sgd_the_step_is_that_of_batch_ideal(wrap):
     """Of the present batch alone; its damping is of the size of A, BatchIdeal's of that of X~X~ᵀ."""
