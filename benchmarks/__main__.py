@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given[0] not in known:
             raise ValueError(f"unknown study {given[0]!r}; `python -m benchmarks --help` lists all.")
         help, defaults, run = known[given[0]]
-        options: Any = parsed(given[0], help, defaults, given[1:])
+        options = parsed(given[0], help, defaults, given[1:])
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         with added(options.method_file):

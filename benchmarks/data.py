@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,10 +60,8 @@ def cifar10(argument: str, download: bool) -> Dataset:
         failed = f"cannot be fetched ({error})" if download else "is not in ./data; add --download to fetch it"
         raise FileNotFoundError(f"CIFAR-10 {failed}, or pass --data imagefolder:PATH for a tree of images.") from error
 
-    def rows(images: np.ndarray) -> Tensor:
-        return torch.from_numpy(images).permute(0, 3, 1, 2).flatten(1).contiguous()
-
-    return Dataset(rows(train.data), torch.tensor(train.targets), rows(test.data), torch.tensor(test.targets))
+    inputs, tests = (torch.from_numpy(part.data).permute(0, 3, 1, 2).flatten(1) for part in (train, test))
+    return Dataset(inputs, torch.tensor(train.targets), tests, torch.tensor(test.targets))
 
 
 def imagefolder(argument: str, download: bool) -> Dataset:

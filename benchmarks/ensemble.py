@@ -6,8 +6,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, repeat
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from torch.optim import Optimizer
 from adiv_optim import attach
 
 from .core.runs import NOBODY, Kind, Watch, set_rates
-from .core.tables import mean_and_error
 from .data import Dataset, load
 from .methods import Method
 from .optimizers import ELEMENTWISE, OF_PARAMETERS
@@ -63,42 +63,25 @@ def set_rate(run: ImageRun, optimizers: Sequence[Optimizer], progress: float) ->
         set_rates(optimizers, (1 + math.cos(math.pi * progress)) / 2)
 
 
-def _for_each(runs: Sequence[ImageRun], method: Method, models: Sequence[nn.Module], data: Dataset) -> list[Optimizer]:
-    """An optimizer of its own for every model, as its run has it."""
-    return [
-        method.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
-        for run, model in zip(runs, models, strict=True)
-    ]
+def _wrapped(run: ImageRun, method: Method, model: nn.Module, data: Dataset) -> Optimizer:
+    return method.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
 
 
-class Trainer:
-    """The models of all seeds, their optimizers, and the data that they learn."""
-
-    models: list[nn.Module]
-    optimizers: list[Optimizer]
-    data: Dataset
-
-    @torch.no_grad()
-    def accuracy(self) -> list[float]:
-        """Return each seed's accuracy on the test set, in per cent."""
-        accuracies = []
-        for model in self.models:
-            model.eval()
-            predicted = torch.cat([model(part).argmax(-1) for part in self.data.test_inputs.split(1000)])
-            model.train()
-            accuracies.append(100 * (predicted == self.data.test_labels).double().mean().item())
-        return accuracies
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Dataset) -> float:
+    """Return the accuracy on the test set, in per cent."""
+    model.eval()
+    predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(1000)])
+    model.train()
+    return 100 * (predicted == data.test_labels).double().mean().item()
 
 
-class Ensemble(Trainer):
+class Ensemble:
     """The models of all seeds with their tensors stacked and run by vmap.
 
     One optimizer steps on the stacked tensors: Adam and SGD act elementwise, so that stacking does not mix seeds. What
-    does not, or has settings of its own for every member, has an optimizer for each, on views of the stack.
-
-    Args:
-        runs: one, or several of one `family`, whose only seed has the same start and the same batches in all of them.
-        data: what they learn.
+    does not, or has settings of its own for every member, has an optimizer for each, on views of the stack. The only
+    seed of several runs of one `family` has the same start and the same batches in all of them.
     """
 
     def __init__(self, runs: Sequence[ImageRun], data: Dataset) -> None:
@@ -116,8 +99,8 @@ class Ensemble(Trainer):
         elementwise = run.optimizer in ELEMENTWISE and not callable(method.optimizer)
         self._by_member = self._shares_batches or method.gauge is not None or not elementwise
         if self._by_member:
-            members = [each for each in runs for _ in each.seeds]
-            self.optimizers = _for_each(members, replace(method, correction=None), self.models, data)
+            own, members = replace(method, correction=None), [each for each in runs for _ in each.seeds]
+            self.optimizers = [_wrapped(*each, data) for each in zip(members, repeat(own), self.models)]
         else:
             self.optimizers = [build_optimizer(run, method, self.parameters.values())]
         each = None if self._shares_batches else 0
@@ -162,12 +145,12 @@ class Ensemble(Trainer):
         return F.cross_entropy(functional_call(self.skeleton, (parameters, buffers), (inputs,)), labels)
 
 
-class Loops(Trainer):
+class Loops:
     """The same by plain loops, one seed after the other."""
 
     def __init__(self, run: ImageRun, data: Dataset) -> None:
         self.data, self.method, self.models = data, run.make_method(), build_models(run, data)
-        self.optimizers = _for_each([run] * len(self.models), self.method, self.models, data)
+        self.optimizers = [_wrapped(run, self.method, model, data) for model in self.models]
 
     def step(self, index: Tensor) -> Tensor:
         """Take one step per seed on the samples at `index`, shape (seeds, batch size); return the losses."""
@@ -183,60 +166,38 @@ class Loops(Trainer):
         return torch.stack(losses)
 
 
-@dataclass
-class History:
-    """What a run leaves behind, by epoch; inner lists run over seeds."""
-
-    train_loss: list[list[float]] = field(default_factory=list)  # mean over the epoch's steps
-    test_accuracy: list[list[float]] = field(default_factory=list)  # per cent
-    seconds: list[float] = field(default_factory=list)  # of training, evaluation left out
-    step_losses: list[list[float]] = field(default_factory=list)  # every step's
-
-
-def train(run: ImageRun, data: Dataset) -> History:
-    """Train every seed of a run. Parameters have the dtype and device of the data."""
-    (history,) = train_family([run], data)
-    return history
-
-
-def train_family(runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY) -> list[History]:
-    """Train runs of one family side by side; each gets what it gets alone, but that seconds are a share of all."""
-    run = runs[0]
-    data = held_out(data) if run.validation else data
-    data = data if run.departure is None else depart(data, run.departure)
-    trainer = Ensemble(runs, data) if run.backend == "ensemble" else Loops(run, data)
-    histories = [History() for _ in runs]
-    for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
-        start = time.perf_counter()
-        losses = []
-        indices = order.to(data.train_inputs.device).unbind(1)
-        for number, index in enumerate(indices):
-            set_rate(run, trainer.optimizers, (epoch + number / len(indices)) / run.epochs)
-            losses.append(trainer.step(index))
-            watch.tick()
-        stacked = torch.stack(losses)
-        steps = stacked.tolist()  # waits for the device, so the clock is read after it
-        seconds, means, accuracies = time.perf_counter() - start, stacked.mean(0).tolist(), trainer.accuracy()
-        watch.note(epoch + 1, {"train loss": means, "accuracy": accuracies})
-        for place, history in enumerate(histories):
-            own = slice(place * len(run.seeds), (place + 1) * len(run.seeds))
-            history.step_losses += [step[own] for step in steps]
-            history.seconds.append(seconds / len(runs))
-            history.train_loss.append(means[own])
-            history.test_accuracy.append(accuracies[own])
-    return histories
-
-
 def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
     samples = len(data.train_labels)
     return (samples - run.validation * (samples // 10)) // run.batch_size
 
 
-def _results(runs: list[ImageRun], data: Dataset, watch: Watch) -> list[dict[str, Any]]:
-    steps = _steps_per_epoch(runs[0], data)
+def train(runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY) -> list[dict[str, Any]]:
+    """Train runs of one family side by side; each gets what it gets alone, but that seconds are a share of all.
+
+    Results are by epoch, inner lists by seed: the mean loss over the steps, the accuracy in per cent after it, and the
+    seconds of training, evaluation left out. Parameters have the dtype and device of the data.
+    """
+    run, steps = runs[0], _steps_per_epoch(runs[0], data)
     about = {"features": data.features, "classes": data.classes, "data_hash": data.hash, "steps_per_epoch": steps}
-    kept = ("train_loss", "test_accuracy", "seconds")
-    return [about | {name: getattr(history, name) for name in kept} for history in train_family(runs, data, watch)]
+    results: list[dict[str, Any]] = [about | {"train_loss": [], "test_accuracy": [], "seconds": []} for _ in runs]
+    data = held_out(data) if run.validation else data
+    data = data if run.departure is None else depart(data, run.departure)
+    trainer: Ensemble | Loops = Ensemble(runs, data) if run.backend == "ensemble" else Loops(run, data)
+    for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
+        start, losses = time.perf_counter(), []
+        for number, index in enumerate(order.to(data.train_inputs.device).unbind(1)):
+            set_rate(run, trainer.optimizers, (epoch + number / steps) / run.epochs)
+            losses.append(trainer.step(index))
+            watch.tick()
+        means = torch.stack(losses).mean(0).tolist()  # waits for the device, so the clock is read after it
+        seconds, accuracies = time.perf_counter() - start, [accuracy(model, data) for model in trainer.models]
+        watch.note(epoch + 1, {"train loss": means, "accuracy": accuracies})
+        for place, result in enumerate(results):
+            own = slice(place * len(run.seeds), (place + 1) * len(run.seeds))
+            result["train_loss"].append(means[own])
+            result["test_accuracy"].append(accuracies[own])
+            result["seconds"].append(seconds / len(runs))
+    return results
 
 
 #: How runs of networks for images are made.
@@ -244,6 +205,6 @@ IMAGES = Kind(
     load=lambda run, download: load(run.data, download).to(run.device, torch.float32),
     steps=lambda run, data: run.epochs * _steps_per_epoch(run, data),
     family=family,
-    train=_results,
-    score=lambda result: mean_and_error(result["test_accuracy"][-1])[0],
+    train=train,
+    score=lambda result: fmean(result["test_accuracy"][-1]),
 )

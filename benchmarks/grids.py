@@ -95,20 +95,13 @@ def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
     return list(dict.fromkeys(ImageRun(**own) for own in every))  # what is given may make grids alike
 
 
-def presets(*grids: Grid, reduced: Grid | None = None) -> Presets:
-    """A paper's protocol at its own length, and at the length that is `reduced`."""
-    shorter = {"epochs": 30, "seeds": 3} if reduced is None else reduced
-    return {
-        "paper": [{"epochs": 100, "seeds": 5, **grid} for grid in grids],
-        "reduced": [{**grid, **shorter} for grid in grids],
-    }
+def presets(grids: Sequence[Grid], reduced: Sequence[Grid]) -> Presets:
+    """A paper's protocol at its own length, and at the length that is reduced."""
+    return {"paper": [{"epochs": 100, "seeds": 5, **grid} for grid in grids], "reduced": reduced}
 
 
 def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **entry: Any) -> Study:
-    """A study of every combination of the settings of some grids, any of which a command may replace.
-
-    The entry is the rest of the study's.
-    """
+    """A study of every combination of settings of some grids, which a command may replace; the entry is its rest."""
     lengths: dict[Any, Sequence[Grid]] = dict(grids) if isinstance(grids, Mapping) else {None: grids}
     default = next(iter(lengths))
 
@@ -116,8 +109,7 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **ent
         if (preset := options.preset or default) not in lengths:
             has = ", ".join(lengths) if default else "no presets"
             raise ValueError(f"--preset is {preset!r}; this study has {has}.")
-        runs = expand(lengths[preset], options.given())
-        run_all(runs, IMAGES, store, download=options.download)
+        run_all(expand(lengths[preset], options.given()), IMAGES, store, download=options.download)
 
     whole = {"data": "images", "smoke": f"{SMOKE} --lr 0.1 --batch-size 8", **entry}
     return Study(help, run, report, GridOptions(), **whole)
@@ -180,9 +172,8 @@ def trials(run: ImageRun, options: TunedOptions) -> list[ImageRun]:
 
 def best_optimizer(store: Store, method: str | None, activation: str) -> str:
     """The optimizer with which a method was best on held-out data; of none tried a LookupError."""
-    key = setting("method", "activation")
-    tried = [trial for trial in store.read("search") if key(trial) == (method, activation)]
-    tried = [trial for trial in tried if trial["settings"]["optimizer"] in ALL_HAVE]
+    key, wanted = setting("method", "activation", "optimizer"), [(method, activation, name) for name in ALL_HAVE]
+    tried = [trial for trial in store.read("search") if key(trial) in wanted]
     if not tried:
         raise LookupError(f"no trials of {method} with {activation}.")
     return str(max(tried, key=lambda trial: trial["score"])["settings"]["optimizer"])

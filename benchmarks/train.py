@@ -7,7 +7,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -168,19 +168,15 @@ def ten_steps(run: FieldRun, problem: Problem) -> Callable[[], None]:
 LATEST = 1.01
 
 
-@dataclass
-class History:
-    """What a run leaves behind, by measurement."""
+def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> dict[str, list[Any]]:
+    """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; some search for their own.
 
-    steps: list[int] = field(default_factory=list)  # taken before
-    seconds: list[float] = field(default_factory=list)  # of processor time, measurements left out
-    error: list[float | None] = field(default_factory=list)  # None where it is not finite, which ends the run
-
-
-def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
-    """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; some search for their own."""
+    Returned are, by measurement, the steps taken before, the seconds of processor time, measurements left out, and the
+    error, None where it is not finite, which ends the run.
+    """
     model, optimizer, closure = ready(run, problem)
-    kind, history, spent, number, next_at = OF_MODELS[run.optimizer], History(), 0.0, 0, 0.0
+    history: dict[str, list[Any]] = {"steps": [], "seconds": [], "error": []}
+    kind, spent, number, next_at = OF_MODELS[run.optimizer], 0.0, 0, 0.0
     has_slow_steps, last, before = run.seconds and (kind.searches or kind.takes_terms), 0.0, list[Tensor]()
     while True:
         progress = number / run.steps if run.steps else spent / (run.seconds or 1.0)
@@ -195,11 +191,11 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
         if progress >= next_at or progress >= 1 or is_over:
             next_at += 1 / MEASUREMENTS
             error = problem.error(model)
-            history.steps.append(number)
-            history.seconds.append(round(spent, 6))
-            history.error.append(float(f"{error:.6g}") if math.isfinite(error) else None)
-            watch.note(number, {"error": [history.error[-1]]})
-        if progress >= 1 or is_over or history.error[-1] is None:
+            history["steps"].append(number)
+            history["seconds"].append(round(spent, 6))
+            history["error"].append(float(f"{error:.6g}") if math.isfinite(error) else None)
+            watch.note(number, {"error": history["error"][-1:]})
+        if progress >= 1 or is_over or history["error"][-1] is None:
             return history
         if not kind.searches:
             set_rates([optimizer], min(1.0, (number + 1) / WARM_UP) * (1 + math.cos(math.pi * progress)) / 2)
@@ -216,6 +212,6 @@ def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
     """How runs are made whose problem is made from the settings; those of some seconds take about `pace` steps each."""
     return Kind(
         steps=lambda run, data: run.steps or round(pace * run.seconds),
-        train=lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs],
+        train=lambda runs, data, watch: [train(run, problem_of(run), watch) for run in runs],
         score=lambda result: result["error"][-1],  # None if the run diverged
     )

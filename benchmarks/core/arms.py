@@ -181,12 +181,6 @@ def _network(result: Result) -> tuple[Any, ...]:
     return result["environment"]["processor"], result["settings"].get("hidden")
 
 
-def compared_by(results: Iterable[Result]) -> dict[str, str]:
-    """Return what runs are drawn against, and the panels' titles: steps, and time if one computer ran them all."""
-    by_steps, by_time = {"steps": "by steps"}, {"seconds": "by processor time"}
-    return by_steps | (by_time if len({r["environment"]["processor"] for r in results}) == 1 else {})
-
-
 def style(arm: Arm) -> dict[str, Any]:
     """How an arm's curve is drawn: a colour for the optimizer, lines for the wrapper, wide and pale for BatchNorm.
 
@@ -210,9 +204,10 @@ def _curves(runs: Sequence[Result], look: Look) -> np.ndarray:
 
 
 def _figure(results: Sequence[Result], look: Look, title: str, path: Path) -> None:
-    """Draw the arms' errors against what all can be compared by: means, or if logarithmic medians and quartiles."""
-    names = compared_by(results)
-    with panels(list(names.values()), title, path, ylabel=look.unit) as axes:
+    """Draw the arms' errors by steps, and by time if one computer ran all: means, or medians and quartiles."""
+    has_times = len({r["environment"]["processor"] for r in results}) == 1
+    names = ["steps", "seconds"][: 1 + has_times]
+    with panels(["by steps", "by processor time"][: len(names)], title, path, ylabel=look.unit) as axes:
         for key, runs in grouped(results, arm).items():
             curves = _curves(runs, look)
             whole = [r for r in runs if len(r["error"]) == curves.shape[1]]
@@ -250,8 +245,7 @@ def sections(
         trials = Counter(key for key, _ in {(arm(r), _tuned(r)) for r in searched.get(suffix, [])})
         _figure([r for r in results if drawn(arm(r))], look, heading, folder / f"{name}-{suffix}.png")
         machines = " ".join(dict.fromkeys(machine(r["environment"]) for r in results))
-        loosely = "Time per step is processor time, in Adam's steps, often of another day."
-        caption = f"{look.about} {loosely} {machines}"
+        caption = f"{look.about} Time per step is processor time, in Adam's steps, often of another day. {machines}"
         table = _table(results, look, trials, drawn)
         parts[f"{name}-{suffix}"] = Section([f"**{heading}**", table, caption])
     return parts

@@ -73,9 +73,8 @@ def panels(
         for row in grid:
             row[0].set_ylabel(row[0].get_ylabel() or ylabel)
         # A method may be in some of the panels only.
-        handles = {
-            label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
+        drawn = (pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True))
+        handles = {label: handle for handle, label in drawn}
         # What names no line comes last.
         handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith(("band", "thin"))))
         ncols = 3 if max(map(len, handles), default=0) <= 40 else 2  # characters of the longest label

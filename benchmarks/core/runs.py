@@ -3,11 +3,10 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -116,12 +115,19 @@ def fingerprint(method: Method, model: nn.Module, inputs: Tensor, labels: Tensor
     return digest([f"{step(model, optimizer, inputs, labels).item():.6f}" for _ in range(3)])
 
 
-class Watch(NamedTuple):
+@dataclass(frozen=True)
+class Watch:
     """Whom a run tells while it trains."""
 
     tick: Callable[[], object] = lambda: None  # called after every step
-    #: Called with how far a run is, in epochs or steps, and what was measured: name → a value for each seed or run.
-    note: Callable[[int, Mapping[str, Sequence[float | None]]], object] = lambda at, measured: None
+    writer: Any = None  # of scalars; see `summary_writer`
+
+    def note(self, at: int, measured: Mapping[str, Sequence[float | None]]) -> None:
+        """Write what was measured after so many epochs or steps: name → a value for each seed or run."""
+        for name, values in measured.items():
+            for number, value in enumerate(values):
+                if self.writer and value is not None:
+                    self.writer.add_scalar(f"{name}/{number}" if len(values) > 1 else name, value, at)
 
 
 NOBODY = Watch()
@@ -149,24 +155,6 @@ def summary_writer() -> Any:
     return SummaryWriter
 
 
-@contextmanager
-def logged(folder: Path | None, tick: Callable[[], object]) -> Iterator[Watch]:
-    """Yield what moves a progress bar and writes scalars to a folder, in the files that TensorBoard reads."""
-    if folder is None:
-        yield Watch(tick)
-        return
-    with summary_writer()(str(folder)) as writer:
-
-        def note(at: int, measured: Mapping[str, Sequence[float | None]]) -> None:
-            for name, values in measured.items():
-                for number, value in enumerate(values):
-                    if value is not None:
-                        writer.add_scalar(f"{name}/{number}" if len(values) > 1 else name, value, at)
-            writer.flush()
-
-        yield Watch(tick, note)
-
-
 def run_all(
     runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False, wait: bool = False
 ) -> None:
@@ -176,12 +164,11 @@ def run_all(
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = list(dict.fromkeys(runs))[rank::world]
-    there = store.computed().items()
-    waiting = [run for run in mine if (run.key(part), run.computes()) not in there]
+    waiting = [run for run in mine if not store.has(run.key(part), run.computes())]
     console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
     if waiting:
         _run_mine(waiting, kind, store, part, download)
-    while (part or wait) and world > 1 and {(run.key(part), run.computes()) for run in runs} - store.computed().items():
+    while (part or wait) and world > 1 and not all(store.has(run.key(part), run.computes()) for run in runs):
         time.sleep(1)
 
 
@@ -189,25 +176,22 @@ def _run_mine(waiting: Sequence[R], kind: Kind, store: Store, part: str | None, 
     if waiting[0].device == "cuda" and "LOCAL_RANK" in os.environ:  # else what is current, as without torchrun
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     data = kind.load(waiting[0], download)
-    families = grouped(waiting, kind.family)
+    families = list(grouped(waiting, kind.family).values())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        overall = progress.add_task("runs", total=len(waiting))
-        for family in families.values():
+        for family in progress.track(families, description="all"):
             settings = family[0].settings()
-            shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
-            last = f"{settings['lr']:g}" if "lr" in settings else str(settings["optimizer"])
-            shown.append(f"{len(family)} runs" if len(family) > 1 else last)
+            names = ("method", "activation", "norm", "optimizer", "batch_size", "lr")
+            shown = [str(settings[name]) for name in names if name in settings]
             task = progress.add_task(", ".join(shown), total=kind.steps(family[0], data))
             folder = store.log and store.log / "-".join([*shown, family[0].key(part)])
-            with logged(folder, partial(progress.advance, task)) as watch:
-                results = kind.train(family, data, watch)
+            with summary_writer()(str(folder), flush_secs=1) if folder else nullcontext() as writer:
+                results = kind.train(family, data, Watch(partial(progress.advance, task), writer))
             for run, result in zip(family, results, strict=True):
                 kept = result if part is None else {"part": part, "score": kind.score(result)}
                 about = {"computes": run.computes(), "settings": run.settings(), "environment": environment()}
                 store.add(run.key(part), {**about, **kept})
             progress.remove_task(task)
-            progress.advance(overall, len(family))
 
 
 def ten_times(step: Callable[[], object]) -> Callable[[], None]:
@@ -225,16 +209,16 @@ def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, li
     # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
     alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
     clock = time.process_time if alone else time.perf_counter
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 2):
-        for name, run in runs.items():
-            start = clock()
-            run()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if number >= 2:
-                seconds[name].append(clock() - start)
-    return seconds
+
+    def seconds(run: Callable[[], Any]) -> float:
+        start = clock()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return clock() - start
+
+    every = [{name: seconds(run) for name, run in runs.items()} for _ in range(rounds + 2)]
+    return {name: [found[name] for found in every[2:]] for name in runs}
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:

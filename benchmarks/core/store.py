@@ -77,11 +77,8 @@ class Store:
 
     def has(self, key: str, computes: str | None = None) -> bool:
         """Whether a line of this key is there, computed as now."""
-        return (key, computes) in self.computed().items()
-
-    def computed(self) -> dict[str, str | None]:
-        """The key of every line, and the hash of what its method computed."""
-        return {key: found.get("computes") for key, found in self._lines().results.items()}
+        found = self._lines().results.get(key)
+        return found is not None and found.get("computes") == computes
 
     def add(self, key: str, result: Mapping[str, Any]) -> None:
         """Write one result as one whole line; a torn last line, as a killed process may leave one, is cut off.

@@ -50,27 +50,19 @@ class Compared(Training):
     steps: int = 500  # of every run
 
 
-Given = TypeVar("Given", bound=Options)
-
-
-def parsed(command: str, help: str, defaults: Given, arguments: list[str]) -> Given:
-    """The options of a command; what is not given is as in `defaults`. A flag that there is not ends the program.
-
-    Raises:
-        ValueError: a number is negative or not finite, or a count is 0.
-    """
+def parsed(command: str, help: str, defaults: Options, arguments: list[str]) -> Any:
+    """The options of a command, whose numbers have to be positive and finite; what is not given is as in `defaults`."""
     defaults = replace(defaults, name=defaults.name or command)
-    options: Any = tyro.cli(
+    options = tyro.cli(
         type(defaults), prog=f"python -m benchmarks {command}", description=help, args=arguments, default=defaults,
         config=(tyro.conf.FlagCreatePairsOff,),
     )  # fmt: skip
     if "/" in options.name:
         raise ValueError(f"--name is {options.name!r}; it names a file in the folder --out, so it has no /.")
     for name, value in vars(options).items():
-        for number in value if isinstance(value, (tuple, list)) else (value,):
-            if not isinstance(number, (int, float)) or number is False:
-                continue
-            if not 0 <= number < math.inf or (number == 0 and name in COUNTS):
+        for number in value if isinstance(value, tuple) else (value,):
+            is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+            if is_number and (not 0 <= number < math.inf or (number == 0 and name in COUNTS)):
                 raise ValueError(f"--{name.replace('_', '-')} is {number}; it must be positive and finite.")
     return options
 
@@ -145,10 +137,7 @@ class Digest:
 def measurement(
     help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], Section], **entry: Any
 ) -> Study:
-    """A study that is one measurement, and whose section is made from (result, name, folder for figures).
-
-    The entry is the rest of the study's.
-    """
+    """A study that is one measurement; its section is made from (result, name, folder), and the entry is its rest."""
 
     def report(store: Store, name: str, folder: Path) -> Sections:
         return {name: section(store.read()[-1], name, folder)}
@@ -242,9 +231,8 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
         check_known(f"results on {page}", names.split(), sections)
         named = {name: sections[name] for name in names.split()}
         whole = files(named)
-        check_known(
-            f"column of {names} on {page}", without, [title for each in whole.values() for title in each.header]
-        )
+        titles = [title for each in whole.values() for title in each.header]
+        check_known(f"column of {names} on {page}", without, titles)
         what = f"All rows: {', '.join(f'[{file}.csv]({folder}/{file}.csv)' for file in whole)}." if whole else ""
         if kind != "link":
             what = named[names].on_page(what, without=without)

@@ -19,17 +19,11 @@ K = TypeVar("K", bound=Hashable)
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and standard error of the mean (NaN for a single value)."""
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     if len(values) == 1:
         return mean, math.nan
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
     return mean, math.sqrt(variance / len(values))
-
-
-def plus_minus(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard error; a single value by itself."""
-    mean, error = mean_and_error(values)
-    return f"{mean:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
 
 
 class Difference(NamedTuple):
@@ -45,7 +39,7 @@ class Difference(NamedTuple):
 def welch(sample: Sequence[float], other: Sequence[float]) -> Difference:
     """The difference by Welch's test."""
     test = ttest_ind(sample, other, equal_var=False)
-    mean, (low, high) = mean_and_error(sample)[0] - mean_and_error(other)[0], test.confidence_interval(0.95)
+    mean, (low, high) = fmean(sample) - fmean(other), test.confidence_interval(0.95)
     return Difference(mean, float(test.pvalue), float(low), float(high), f"{len(sample)}, {len(other)}")
 
 
@@ -114,10 +108,11 @@ def exact(value: float | None, spec: str = "g") -> Cell:
 
 
 def estimate(values: Sequence[float], digits: int = 2) -> Cell:
-    """A cell with mean ± standard error."""
+    """A cell with mean ± standard error; of a single value by itself."""
     mean, error = mean_and_error(values)
-    numbers = {"": mean, "error": error, "n": len(values)}
-    return Cell(plus_minus(values, digits), numbers if len(values) > 1 else {"": mean, "n": 1})
+    if len(values) == 1:
+        return Cell(f"{mean:.{digits}f}", {"": mean, "n": 1})
+    return Cell(f"{mean:.{digits}f} ± {error:.{digits}f}", {"": mean, "error": error, "n": len(values)})
 
 
 def ranged(low: float, middle: float, high: float, spec: str = ".2g", **more: Any) -> Cell:
@@ -151,7 +146,6 @@ class Table:
     rows: Sequence[Row]
     worth: Sequence[bool] | None = None  # which rows a page shows; None is all, and an empty list no table
     name: str = ""  # what tells it from the other tables of its section
-    heading: str = ""  # of itself alone
 
     @classmethod
     def of(cls, records: Sequence[Mapping[str, str | Cell]], **more: Any) -> "Table":
@@ -164,8 +158,7 @@ class Table:
         shown = self.worth if short and self.worth is not None else [True] * len(self.rows)
         kept = [at for at, title in enumerate(self.header) if title not in without]
         rows = [[row[at] for at in kept] for row, is_worth in zip(self.rows, shown, strict=True) if is_worth]
-        text = markdown([self.header[at] for at in kept], rows)
-        return f"**{self.heading}**\n\n{text}" if self.heading else text
+        return markdown([self.header[at] for at in kept], rows)
 
     @property
     def frame(self) -> pd.DataFrame:

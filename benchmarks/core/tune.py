@@ -30,9 +30,8 @@ def choose(
         scores = {r["key"]: math.inf if r["score"] is None else loss(r["score"]) for r in store.read(part)}
         places = {key: place for place, key in enumerate(scores)}
         keys = {run: [one.key(part) for one in each(run)] for own in asked for run in own}
-        in_order = sorted(keys, key=lambda run: places[keys[run][0]])
-        losses = {run: statistics.fmean(scores[key] for key in keys[run]) for run in in_order}
-        tried = [{run: mean for run, mean in losses.items() if run in own} for own in asked]
+        in_order = [sorted(own, key=lambda run: places[keys[run][0]]) for own in asked]
+        tried = [{run: statistics.fmean(scores[key] for key in keys[run]) for run in own} for own in in_order]
         new = [search(own) for search, own in zip(searches, tried, strict=True)]
         if not any(new):
             return [min(own, key=own.__getitem__) for own in tried]
@@ -48,10 +47,7 @@ def grid(runs: Iterable[Any]) -> Search:
 def ladder(runs: Sequence[Any], rates: Sequence[float], first: Sequence[float]) -> Search:
     """Every run at the first rates, and at the next ones until the best has both of its neighbours; or there are none.
 
-    Args:
-        runs: whose own rates go unread; each climbs by itself.
-        rates: ascending.
-        first: those that it begins with.
+    Rates ascend. Those of the runs go unread, and each climbs by itself.
     """
 
     def search(tried: Tried) -> list[Any]:
@@ -72,13 +68,8 @@ Point = tuple[int, ...]
 SPREADS = (4, 2, 1, 3, 6, 5, 8)
 
 
-def value(eighths: int) -> float:
-    """A power of ten, rounded to two digits."""
-    return float(f"{10 ** (eighths / 8):.2g}")
-
-
 def eighths(value: float) -> int:
-    """The inverse of `value`."""
+    """The eighths of the nearest power of ten."""
     return round(8 * math.log10(value))
 
 
@@ -125,7 +116,7 @@ def around(run: Any, trials: int) -> Search:
         return tuple(eighths(v) for v in (one.lr, one.damping) if v is not None)
 
     def at(place: Point) -> Any:
-        rate, *damping = map(value, place)
+        rate, *damping = (float(f"{10 ** (power / 8):.2g}") for power in place)
         return replace(run, lr=rate, damping=damping[0] if damping else None)
 
     def search(tried: Tried) -> list[Any]:

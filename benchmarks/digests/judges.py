@@ -12,7 +12,7 @@ from typing import NamedTuple
 from scipy.stats import ttest_ind
 
 from ..core.store import Result, setting
-from ..core.tables import SIGNIFICANT, grouped, plus_minus
+from ..core.tables import SIGNIFICANT, estimate, grouped
 from ..methods import METHODS
 from ..studies import isometry_training, mechanism, table1
 from ..studies.papers import cells
@@ -96,7 +96,7 @@ def within(ours: Sample, theirs: Sample, margin: float, measure: Measure) -> Fin
 def _means(ours: Sample, theirs: Sample, measure: Measure) -> str:
     """Both means; of pairs the difference says more."""
     digits = 3 if measure.unit == "nats" else 2
-    means = (plus_minus([*sample.values()], digits) for sample in (ours, theirs))
+    means = (estimate([*sample.values()], digits).text for sample in (ours, theirs))
     return "" if measure.has_pairs else " against ".join(means)
 
 

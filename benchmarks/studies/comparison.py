@@ -79,8 +79,8 @@ _CONVOLUTIONS: Grid = {
     "data": "cifar10", "activation": ["leaky-relu"], "backend": "loop",
     "method": [*COMPARED, "l2-patch", "l2-patch-half", "whitened-16"],
 }  # fmt: skip
+_CNN, _CNN_POOL = ({**_CONVOLUTIONS, **each} for each in (CNN, CNN_POOL))
 _SHORT = {"epochs": 15, "seeds": 3}
-_CNN, _CNN_POOL = (presets({**_CONVOLUTIONS, **each}, reduced=_SHORT) for each in (CNN, CNN_POOL))
 
 _MLP_PAGE, _CNN_PAGE = "docs/results/mlp.md", "docs/results/convolutions.md"
 #: A tenth of the paper's length.
@@ -97,11 +97,11 @@ STUDIES = {
         "the same on CIFAR-10", [PAPERS], _REPORT, makes=[Recipe(0.7)], page=_MLP_PAGE
     ),
     "cnn-pool": grid_study(
-        "convolutions and global average pooling, Fig. 8", _CNN_POOL, _REPORT,
+        "convolutions and global average pooling, Fig. 8", presets([_CNN_POOL], [{**_CNN_POOL, **_SHORT}]), _REPORT,
         makes=[Recipe(1.0, options=_TEN_EPOCHS)], page=_CNN_PAGE,
     ),
     "cnn": grid_study(
-        "convolutions without pooling, Fig. 9", _CNN, _REPORT, page=_CNN_PAGE,
+        "convolutions without pooling, Fig. 9", presets([_CNN], [{**_CNN, **_SHORT}]), _REPORT, page=_CNN_PAGE,
         makes=[Recipe(1.2, options=(
             f"{_TEN_EPOCHS[0]} --methods {' '.join(_OTHERS)}",
             f"{_TEN_EPOCHS[0]} --methods {' '.join(_AT_THE_TOP)} --seeds 5",

@@ -30,7 +30,7 @@ from ..core.store import Result, Store, public_name
 from ..core.study import Recipe, Sections, Study, Training, measurement
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, machine, spearman
 from ..data import Dataset, load
-from ..ensemble import IMAGES, Loops, epoch_orders, set_rate
+from ..ensemble import IMAGES, Loops, accuracy, epoch_orders, set_rate
 from ..methods import METHODS, Method
 from ..problems.images import ACTIVATIONS, ImageRun, again, mlp, network, take, trained
 
@@ -169,7 +169,7 @@ def table(result: dict[str, Any], stage: str) -> Table:
             f"uphill, {UNEVEN_ROWS} uneven rows, %": exact(100 * found["not_downhill_uneven"], ".1f"),
             "accuracy, %": exact(found["accuracy"], ".1f"),
         })  # fmt: skip
-    return Table.of(rows, name=stage, heading=f"{STAGES[stage]}:")
+    return Table.of(rows, name=stage)
 
 
 def _by_layer(cells: Iterable[Cell]) -> Cell:
@@ -188,7 +188,8 @@ def section_of_steps(result: dict[str, Any], name: str, folder: Path) -> Section
         rows.append([row["what"], exact(middle, ".1f"), quartiles, exact(row["milliseconds"], ".1f")])
     cost = Table(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows, name="cost")
     about = "Medians over rows; own gain is mean ± deviation within a batch. With Adam all else is of its real step."
-    return Section([*(table(result, stage) for stage in STAGES), cost, f"{about} {machine(result['environment'])}"])
+    stages = [part for stage, heading in STAGES.items() for part in (f"**{heading}:**", table(result, stage))]
+    return Section([*stages, cost, f"{about} {machine(result['environment'])}"])
 
 
 def _figure_of_steps(result: dict[str, Any], path: Path) -> None:
@@ -236,7 +237,7 @@ def follow(run: ImageRun, data: Dataset, watch: Watch = NOBODY) -> Result:
         watch.tick()
     columns = {name: [point[name] for point in found] for name in QUANTITIES}
     about = {"features": data.features, "classes": data.classes}
-    return {**about, "steps": points, **columns, "accuracy": trainer.accuracy()}
+    return {**about, "steps": points, **columns, "accuracy": [accuracy(model, data) for model in trainer.models]}
 
 
 def _measured(trainer: Loops, batches: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float | None]:

@@ -194,12 +194,11 @@ _WHOLE = {
 
 def _study(name: str) -> Study:
     setting, help, hours, grids, shorter = _PROTOCOLS[name]
-    lengths = {**presets(*grids), "reduced": shorter}
     makes, page = [Recipe(hours, options=("--preset reduced",))], _UC_PAGE if "uc-" in name else _MLP_PAGE
     if name in _WHOLE:
         hours, runs = _WHOLE[name]
         makes.append(Recipe(hours, f"{name}-long", [f"--preset reduced --epochs 100 --device {run}" for run in runs]))
-    return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
+    return grid_study(help, presets(grids, shorter), sweep(setting), makes=makes, page=page)
 
 
 #: Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size.

@@ -176,7 +176,7 @@ _PAGE = "docs/results/mlp.md"
 STUDIES = {
     "table1": grid_study(
         "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes",
-        presets(_PAPER, reduced={"epochs": 20, "seeds": 3}),
+        presets([_PAPER], [{**_PAPER, "epochs": 20, "seeds": 3}]),
         apart(_section, "method", "activation", "batch_size", "backend"),
         makes=[Recipe(20, options=("--preset paper",)), Recipe(8, "table1-reduced", ("--preset reduced",))],
         page=_PAGE,

@@ -39,7 +39,7 @@ def result(method="none", activation="tanh", accuracies=((10.0, 20.0), (40.0, 44
 def stored(folder, study, results, name=None):
     """A file of some results, added to those that are there; a key of their own for each."""
     store = Store(folder / f"{name or study}.jsonl", study)
-    for number, each in enumerate(results, start=len(store.computed())):
+    for number, each in enumerate(results, start=len(store.read())):
         store.add(str(number), {"environment": ENVIRONMENT, **each, "key": str(number), "computes": None})
     return store
 

@@ -56,4 +56,4 @@ def test_picture_has_the_steps_and_settings_that_the_study_fourier_chose(name):
     wanted = pixels(64, 12)[1].view(64, 64, 3)
     decibels = psnr(nn.functional.mse_loss(train_example(FITS[name], wanted, 25), wanted).item())
     tolerance = 0.5 if name == "Muon" else 0.01  # torch's Muon works in bfloat16
-    assert decibels == pytest.approx(psnr(train(run, Fit(run)).error[-1]), abs=tolerance)
+    assert decibels == pytest.approx(psnr(train(run, Fit(run))["error"][-1]), abs=tolerance)

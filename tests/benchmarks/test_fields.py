@@ -78,16 +78,16 @@ def test_every_optimizer_lowers_the_error(optimizer):
     lr, steps = (1.0, 2) if optimizer == "lbfgs" else (0.01, 8)  # of which each evaluates the loss many times
     run = EquationRun("", "none", optimizer=optimizer, lr=lr, steps=steps, draws="once")
     history = train(run, Solver(run))
-    assert history.error[-1] < history.error[0]
-    assert history.steps[-1] == steps
-    assert history.seconds == sorted(history.seconds)
+    assert history["error"][-1] < history["error"][0]
+    assert history["steps"][-1] == steps
+    assert history["seconds"] == sorted(history["seconds"])
 
 
 def test_run_of_seconds_ends_after_them_and_one_that_breaks_down_says_so():
     run = EquationRun("", "none", lr=1e-3, steps=None, seconds=0.2)
-    assert 0.2 <= train(run, Solver(run)).seconds[-1] < 2
+    assert 0.2 <= train(run, Solver(run))["seconds"][-1] < 2
     run = CoordinateRun("", "none", optimizer="sgd", lr=1e9, steps=60)
-    assert train(run, Fit(run)).error[-1] is None
+    assert train(run, Fit(run))["error"][-1] is None
     with pytest.raises(ValueError, match="a run has one of them"):
         FieldRun("", "none", steps=3, seconds=1.0)
 

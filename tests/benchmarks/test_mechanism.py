@@ -1,5 +1,7 @@
 """Divergence of one step and along runs: what is measured is the real step's, and ranks are those of the numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,8 +23,11 @@ def test_first_point_is_the_divergence_of_the_first_step(method):
     digits = load("digits").to("cpu", torch.float64)
     run = ImageRun("digits", method, "tanh", (5,), 256, "sgd", lr=0.1, epochs=2, seeds=(0,), backend="loop")
     noted = []
-    found = mechanism.follow(run, digits, Watch(note=lambda step, measured: noted.append((step, *measured["cosine"]))))
-    assert noted == list(zip(found["steps"], found["cosine"], strict=True))
+    writer = SimpleNamespace(add_scalar=lambda *scalar: noted.append(scalar))
+    found = mechanism.follow(run, digits, Watch(writer=writer))
+    assert [(step, value) for name, value, step in noted if name == "cosine"] == list(
+        zip(found["steps"], found["cosine"], strict=True)
+    )
     assert found["steps"][0] == 0
     assert len(found["cosine"]) == len(set(found["steps"])) == mechanism.POINTS
     assert found["cosine"][-1] != found["cosine"][0]

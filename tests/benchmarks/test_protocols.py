@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks.__main__ import main
 from benchmarks.data import Dataset
-from benchmarks.ensemble import epoch_orders, train
+from benchmarks.ensemble import Ensemble, Loops, epoch_orders
 from benchmarks.grids import OF_PAPER
 from benchmarks.methods import METHODS
 from benchmarks.problems.images import ImageRun, build_model, depart
@@ -124,7 +124,8 @@ def by_words(run, data):
 def difference(run, features):
     """How far the benchmark's losses are from those of the words, relative."""
     data, run = images(features), replace(run, seeds=(SEED,), epochs=1)
-    found = [loss for (loss,) in train(run, data).step_losses]
+    trainer = Ensemble([run], data) if run.backend == "ensemble" else Loops(run, data)
+    found = [trainer.step(index).item() for index in next(epoch_orders(run, len(data.train_labels))).unbind(1)]
     wanted = by_words(run, data)
     return max(abs(a - b) / b for a, b in zip(found, wanted, strict=True))
 

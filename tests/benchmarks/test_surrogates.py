@@ -90,7 +90,7 @@ def test_every_problem_is_learned(data_set, norm, few):
     problem = Burgers(run) if data_set == "burgers" else Density(run)
     with pytest.warns(UserWarning, match="less than half") if data_set == "burgers" else nullcontext():
         history = train(run, problem)
-    assert history.error[-1] < history.error[0]
+    assert history["error"][-1] < history["error"][0]
 
 
 def test_cells_are_the_median_and_range_over_seeds_of_the_settings_chosen_last(tmp_path):

@@ -32,8 +32,8 @@ def test_they_train(method, optimizer, lr):
         data="digits", method=method, optimizer=optimizer, activation="tanh", lr=lr, epochs=2, seeds=(0,),
         backend="loop",
     )  # fmt: skip
-    accuracies = train(run, load("digits").to("cpu", torch.float32)).test_accuracy
-    assert accuracies[-1][0] > 75  # of ten digits
+    (result,) = train([run], load("digits").to("cpu", torch.float32))
+    assert result["test_accuracy"][-1][0] > 75  # of ten digits
 
 
 def test_kfac_is_not_trained_where_its_package_is_missing(monkeypatch):
@@ -46,5 +46,5 @@ def test_kfac_is_not_trained_where_its_package_is_missing(monkeypatch):
 def test_levenberg_marquardt_lowers_the_error_of_a_regression():
     pytest.importorskip("torch_levenberg_marquardt")
     run = FriedmanRun("", "none", optimizer="levenberg-marquardt", points=1000, steps=8)
-    error = train_field(run, Friedman(run)).error
+    error = train_field(run, Friedman(run))["error"]
     assert error[-1] < 0.2 * error[0]
