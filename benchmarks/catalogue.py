@@ -8,7 +8,7 @@ from .core.study import Recipe, Study
 _FILES = (
     "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "coordinates", "equations",
     "benchmarks.problems.regression", "benchmarks.problems.friedman", "benchmarks.problems.surrogates", "streams",
-    "mechanism", "isometry_depth", "isometry_training", "benchmarks.speed.study", "benchmarks.speed.gauss_newton",
+    "mechanism", "isometry_depth", "isometry_training", "benchmarks.speed.suites", "benchmarks.speed.gauss_newton",
 )  # fmt: skip
 
 

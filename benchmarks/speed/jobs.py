@@ -20,9 +20,8 @@ from ..core.runs import ten_times
 from ..methods import METHODS
 from ..optimizers import matrices
 from ..problems.images import mlp
-from .timing import ASKED, autocast, device
+from .timing import ASKED, Run, autocast, device
 
-Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
 
 

@@ -27,8 +27,8 @@ from ..train import NORMS, ten_steps
 
 #: Crops that trials learn: the two hardest; in the newer studies those of a photograph by itself, or two of them.
 HARDEST, ORDINARY = (0, 1), (12, 13, 14, 15)
-#: Of crops in front, the first that tables show.
-SHOWN_FROM = 2
+#: Crops that tables show, or the first of them: of other photographs than those of `ORDINARY`.
+SHOWN = tuple(range(2, 12))
 _ABOUT = "Mean ± standard error over crops; p is of the paired t test."
 _LOOK = Look(psnr, partial(estimate, digits=1), "PSNR, dB", "{:+.1f}".format, about=_ABOUT)
 
@@ -103,8 +103,7 @@ def _run(options: PictureOptions, store: Store, protocols: Protocols, tuned_on: 
             continue
         # The settings of larger crops are those of the smaller ones, whose trials take a sixteenth of the time.
         length: dict[str, Any] = {"network": network, "batch_size": batch_size, "steps": options.steps or 500}
-        after = range(SHOWN_FROM, SHOWN_FROM + min(options.crops or crops, crops))
-        shown = by_crop(after, size=size, steps=options.steps or steps)
+        shown = by_crop(SHOWN[:crops][: options.crops], size=size, steps=options.steps or steps)
         for each in arms:
             first = first_trial(CoordinateRun("china, flower", "none", **length), each)
             compete(first, options.trials, COORDINATES, store, lambda error: -psnr(error), shown, by_crop(tuned_on))
@@ -123,8 +122,6 @@ IN_TIME = [
     Arm("none", "muon", "none"), Arm("none", "adam", "whitened"), Arm("none", "muon", "whitened"),
     *(Arm("layernorm", optimizer, "none") for optimizer in ("adam", "muon", "soap")),
 ]  # fmt: skip
-#: Crops of 64 × 64 pixels, of other photographs than those that trials learn.
-SHOWN = tuple(range(2, 12))
 #: Deviations of the frequencies that bare Adam and SOAP try at their first learning rates, judged by held-out pixels.
 DEVIATIONS = (1.5, 3.0, 6.0, 12.0)
 

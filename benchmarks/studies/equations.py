@@ -165,7 +165,7 @@ def _vary(store: Store, shown: Sequence[Changes], search: Callable[[EquationRun]
     """Make these runs; `search` is that of an arm's settings from its first trial on."""
     best = _better_networks(store.read())
     settled = [_made_by(result) for result in _varied_from(best).values()]
-    changed = [replace(run, **change) for run in settled for change in CHANGES.values()]
+    changed = [run for each in settled for run in variants(each, CHANGES.values())]
     run_all([run for run in changed if run not in settled], SOLVED, store, part="varied")
     for runs in _of_soap(best).values():
         first = first_trial(_made_by(runs[0]), arm(runs[0]))
@@ -189,18 +189,6 @@ def _varied_from(best: Mapping[Place, list[Result]]) -> dict[Place, Result]:
     return {place: r for place in places for r in best[place] if r["settings"]["seed"] == SEED}
 
 
-def varied(store: Store) -> dict[Place, dict[str, float | None]]:
-    """Place → the error of its run as shown, and with each of `CHANGES` that has been made."""
-    made = grouped(store.read("varied"), lambda r: (r["settings"]["equation"], arm(r)._replace(hidden=None)))
-    return {
-        place: {"as above": result["error"][-1]} | {
-            about: r["score"] for about, change in CHANGES.items() for r in made[place]
-            if r["settings"] == result["settings"] | change != result["settings"]
-        }
-        for place, result in _varied_from(_better_networks(store.read())).items() if place in made
-    }  # fmt: skip
-
-
 def tuned_twice(store: Store) -> dict[str, tuple[float, float]]:
     """Equation → the medians of SOAP by the settings of two searches."""
     again = grouped(store.read("again"), lambda r: r["settings"]["equation"])
@@ -209,11 +197,14 @@ def tuned_twice(store: Store) -> dict[str, tuple[float, float]]:
 
 
 def _varied(store: Store, name: str) -> Sections:
-    """A table of the errors; nothing before there are runs."""
-    rows = list[dict[str, str | Cell]]()
-    for (equation, key), found in varied(store).items():
-        cells = {about: exact(found.get(about), ".1e") for about in ("as above", *CHANGES)}
-        rows.append({"equation": _short(equation), "arm": label(key._asdict()), **cells})
+    """A table of the errors as shown, and with each change that has been made; nothing before there are runs."""
+    scores, rows = {r["key"]: r["score"] for r in store.read("varied")}, list[dict[str, str | Cell]]()
+    for (equation, key), result in _varied_from(_better_networks(store.read())).items():
+        keys = [run.key("varied") for run in variants(_made_by(result), CHANGES.values())]
+        if scores.keys() & keys:
+            cells = [exact(error, ".1e") for error in (result["error"][-1], *map(scores.get, keys))]
+            columns = dict(zip(("as above", *CHANGES), cells, strict=True))
+            rows.append({"equation": _short(equation), "arm": label(key._asdict()), **columns})
     if not rows:
         return {}
     pairs = [f"{_short(e)} {first:.1e} and {second:.1e}" for e, (first, second) in tuned_twice(store).items()]
