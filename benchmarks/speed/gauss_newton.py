@@ -19,7 +19,7 @@ from adiv_optim.jacobian.terms import Terms, solver
 from ..core.runs import in_turn, measure
 from ..core.store import Result, Store
 from ..core.study import Options, Recipe, Sections, Study
-from ..core.tables import Cell, Section, Table, exact, machine
+from ..core.tables import Cell, Row, Section, Table, exact, machine
 from ..train import perceptron, xavier
 
 #: A Jacobian of more numbers is left out: a step with it needs four times its memory.
@@ -72,28 +72,28 @@ def size(width: int) -> int:
 def row(rows: int, width: int, rounds: int) -> Result:
     """The times of one size, in turn."""
     ratios, milliseconds = in_turn(jobs(rows, width), rounds)
-    del ratios["plain"]
+    ratios = {part: ratios[part] for part in PARTS}
     return {"rows": rows, "parameters": size(width), "plain_ms": milliseconds, "ratios": ratios}
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A row for every size."""
-    results = sorted(store.read(), key=lambda r: (r["parameters"], r["rows"]))
-    cells = []
+    results, rows = sorted(store.read(), key=lambda r: (r["parameters"], r["rows"])), list[Row]()
     for r in results:
-        ratios = [r["ratios"][part] for part in PARTS]
-        parts = [
-            Cell(f"{each['median']:.3g}", {"": each["median"], "low": low, "high": high, "n": each["rounds"]})
-            for each in ratios for low, high in [each["quartiles"]]
-        ]  # fmt: skip
-        cells.append([exact(r["parameters"], ","), exact(r["rows"], ","), exact(r["plain_ms"], ".1f"), *parts])
+        sizes = [exact(r["parameters"], ","), exact(r["rows"], ","), exact(r["plain_ms"], ".1f")]
+        rows.append([*sizes, *(_ratio(r["ratios"][part]) for part in PARTS)])
     header = ["parameters", "residuals", "plain step, ms", *PARTS.values()]
     caption = (
         "In plain steps (loss, backward pass, Adam) of the same residuals: Poisson's equation, three hidden tanh "
         "layers, float64, the first steps of a training. Medians of rounds, processor time; the file has the shares of "
         f"Jacobian and QR. {machine(results[0]['environment'])}"
     )
-    return {name: Section([Table(header, cells), caption])}
+    return {name: Section([Table(header, rows), caption])}
+
+
+def _ratio(ratio: dict[str, Any]) -> Cell:
+    (low, high), middle = ratio["quartiles"], ratio["median"]
+    return Cell(f"{middle:.3g}", {"": middle, "low": low, "high": high, "n": ratio["rounds"]})
 
 
 @dataclass

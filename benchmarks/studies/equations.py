@@ -80,13 +80,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     results = store.read()
     best = _better_networks(results)
     lowest = dict(sorted(best, key=lambda place: -_middle(best[place])))  # of an equation the last counts
-    alone = {e for e in lowest if sum(e == other for other, _ in best) == 1}
-    above = _above(best, lowest)
-    times = " and ".join(f"{error:.0e}" for error in TIMED)
-    medians = {
-        (e, key): _error(runs, key == lowest[e] and e not in alone, above.get((e, key)))
-        for (e, key), runs in best.items()
-    }
+    above, times = _above(best, lowest), " and ".join(f"{error:.0e}" for error in TIMED)
+    medians = {place: _error(runs, above.get(place)) for place, runs in best.items()}
     return {
         f"{name}-errors": _by_arm(
             medians,
@@ -141,11 +136,11 @@ def _above(best: Mapping[Place, list[Result]], lowest: Mapping[str, Arm]) -> dic
     return found
 
 
-def _error(runs: Sequence[Result], is_lowest: bool, p: float | None) -> Cell:
+def _error(runs: Sequence[Result], p: float | None) -> Cell:
+    """The median error, bold where it is the lowest of its equation and has no p."""
     median = _middle(runs)
     numbers = {"": median, "width": runs[0]["settings"]["hidden"], "n": len(runs), "holm": p}
-    text = f"**{median:.1e}**" if is_lowest else f"{median:.1e}" + " ≈" * (p is not None and p >= SIGNIFICANT)
-    return Cell(text, numbers)
+    return Cell(f"**{median:.1e}**" if p is None else f"{median:.1e}{' ≈' * (p >= SIGNIFICANT)}", numbers)
 
 
 def _times(runs: Sequence[Result]) -> Cell:

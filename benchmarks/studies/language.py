@@ -67,6 +67,8 @@ class Search(NamedTuple):
                 yield replace(like, method=method, norm=norm, lr=lr, damping=damping)
 
 
+#: Steps, and what runs so long by every seed without a search.
+Fixed = Sequence[tuple[int, Search]]
 _SGD_RATES = (0.03, 0.1, 0.3, 1.0)
 _WHITENED = [
     Search(["whitened-adamw"], more=[(3e-3, 0.1), (1e-2, 0.1)]),
@@ -95,9 +97,6 @@ _WRAPPERS = [
     Search(["unit-consistent-adamw"], ["layernorm", "none", "dyt"]),
 ]
 
-#: Method, norm, rate, steps.
-Fixed = tuple[str, str, float, int]
-
 
 @dataclass
 class LanguageOptions(TextOptions):
@@ -113,7 +112,7 @@ class LanguageOptions(TextOptions):
     time: bool = False  # train nothing; time the methods' steps in turn
 
 
-def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
+def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fixed: Fixed) -> None:
     """With one seed over all rates and dampings, then with all seeds where the validation loss of that is lowest.
 
     Beside what is searched, fixed runs by every seed.
@@ -135,9 +134,8 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
     chosen = tried
     if any(len(row) > 1 for row in rows):
         chosen = choose([grid(row) for row in rows], LANGUAGE, store, download=options.download)
-    for method, norm, lr, steps in fixed:
-        (damping,) = dampings(method, [1.0])
-        chosen.append(replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps))
+    for steps, search in fixed:
+        chosen += search.runs(replace(like, steps=steps))
     every = [replace(run, seed=seed) for run in chosen for seed in range(options.seeds)]
     run_all(every, LANGUAGE, store, download=options.download)
 
@@ -299,7 +297,7 @@ def _table(results: list[Result], ratios: Mapping[str, Any], name: str) -> Table
 
 
 def _study(
-    help: str, recipe: Recipe, searches: Sequence[Search], fixed: Sequence[Fixed] = (), *,
+    help: str, recipe: Recipe, searches: Sequence[Search], fixed: Fixed = (), *,
     figures: bool = True, **defaults: Any,
 ) -> Study:  # fmt: skip
     run, draws = partial(_run, searches=searches, fixed=fixed), partial(report, figures=figures)
@@ -313,7 +311,7 @@ STUDIES = {
     # Rates that came second, where a seed goes wrong at the first, by every seed.
     "char-lm": _study(
         "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES),
-        _SEARCHES, [("whitened-adamw-16", "none", 3e-3, 400)],
+        _SEARCHES, [(400, Search(["whitened-adamw-16"], ["none"], [3e-3], [1.0]))],
     ),
     "char-lm-2000": _study(
         "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES),
@@ -323,13 +321,13 @@ STUDIES = {
     "char-lm-equal-time": _study(
         "Muon for as long as whitening takes",
         Recipe(0.3, options=("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")),
-        [], [("muon", "layernorm", 1e-2, 432), ("muon", "layernorm", 3e-3, 2160)], figures=False,
+        [], [(432, Search(["muon"], rates=[1e-2])), (2160, Search(["muon"], rates=[3e-3]))], figures=False,
     ),
     "char-lm-again": _study(
         "a second search, which says how far two of one method lie apart", Recipe(1.0),
         [Search(["adamw", "muon"]), *_WHITENED], figures=False, tuned_on=101, seeds=5,
     ),
-    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, [("adamw", "affine-like", 1e-2, 400)],
-        preset="million",
+    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS,
+        [(400, Search(["adamw"], ["affine-like"], [1e-2]))], preset="million",
     ),
 }  # fmt: skip

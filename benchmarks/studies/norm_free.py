@@ -134,10 +134,8 @@ def _study(
     """A study whose rows each have a rate of their own, and are then run by all seeds, group by group."""
 
     def run(options: NormFreeOptions, store: Store) -> None:
-        like, done = options.run(steps=options.steps, clip=options.clip), set[Arm]()
-        for group in groups[: options.groups]:
-            rows = [row for row in dict.fromkeys(group) if row not in done]
-            done.update(rows)
+        like = options.run(steps=options.steps, clip=options.clip)
+        for rows in groups[: options.groups]:
             ladders = []
             for row in rows:
                 (damping,) = dampings(row.method, [1.0])

@@ -114,19 +114,17 @@ COLLAPSED = 0.7
 
 def draw(results: list[Result], title: str, path: Path) -> None:
     """Draw accuracy by batch size beside the fitted lines, panels for each activation; the paper's lines are dotted."""
-    found, drawn = series(results), dict[tuple[bool, str], list[str]]()
+    found, drawn = series(results), list[tuple[bool, str, str]]()  # whether it has collapsed, activation, method
     activations = in_order(ACTIVATIONS, (key[1] for key in found))
     for activation in activations:
         own = in_order(METHODS, (name for name, other in found if other == activation))
         means = {name: statistics.fmean(over_sizes(found[name, activation])) for name in own}
-        for name, mean in means.items():
-            drawn.setdefault((mean < COLLAPSED * max(means.values()), activation), []).append(name)
-    drawn = dict(sorted(drawn.items(), key=lambda each: each[0][0]))
-    names = [activation + ", collapsed" * collapsed for collapsed, activation in drawn]
+        drawn += [(mean < COLLAPSED * max(means.values()), activation, name) for name, mean in means.items()]
+    by_panel = grouped(sorted(drawn, key=lambda each: each[0]), lambda each: each[1] + ", collapsed" * each[0])
     look: dict[str, Any] = {"sharey": False, "xlabel": "batch size", "ylabel": "test accuracy, %"}
-    with panels(names, title, path, columns=len(activations), height=2.9, **look) as axes:
-        for axis, ((_, activation), methods) in zip(axes, drawn.items(), strict=True):
-            for name in methods:
+    with panels([*by_panel], title, path, columns=len(activations), height=2.9, **look) as axes:
+        for axis, lines in zip(axes, by_panel.values(), strict=True):
+            for _, activation, name in lines:
                 by_size, color = found[name, activation], METHODS[name].color
                 bars(axis, by_size, METHODS[name])
                 # A line in batch size is a curve over its logarithm.
