@@ -15,8 +15,8 @@ from ..core.tables import Cell, Section, Table, estimate, exact, grouped, pivot,
 from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
-from ..studies.language import best_rows, curve, draw
-from .reached import Sample, Stores, reached
+from ..studies.language import curve, draw
+from .reached import Sample, Stores, best_runs, reached
 
 
 class Row(NamedTuple):
@@ -147,13 +147,11 @@ def _figure(columns: list[Column], path: Path) -> None:
 def _equal_seconds(stores: Stores, name: str, folder: Path) -> Section:
     """Figure and table of Muon for as long as whitening takes."""
     times = stores["char-lm-equal-time"].read("time")[0]["time_ratio"]
-    shorter, longer = stores["char-lm-equal-time"].read(), stores["char-lm-2000"].read()
-    pairs = []
-    for whitened in (stores["char-lm"].read(), longer):
-        seeds = best_rows(whitened)["layernorm", "whitened-muon-16"]
-        steps = seeds[0]["settings"]["steps"]
-        more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
-        pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
+    pairs, lengths = [], [r["settings"]["steps"] for r in stores["char-lm-equal-time"].read()]
+    for file in ("char-lm", "char-lm-2000"):
+        seeds = best_runs(stores, file, norm="layernorm", method="whitened-muon-16")
+        more = min(steps for steps in lengths if steps > seeds[0]["settings"]["steps"])
+        pairs.append((best_runs(stores, "char-lm-equal-time", norm="layernorm", method="muon", steps=more), seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
     title, rows, time = "Muon for as long as its whitened form takes", list[Cells](), "time, in steps of AdamW"
     draw(dict(zip(names, pairs, strict=True)), title, folder / f"{name}.png", times)

@@ -27,9 +27,7 @@ RunLayer = Callable[[Correction | None], None]
 
 def layer(shape: tuple[int, ...], outputs: int, kernel: int | None = None, first: bool = False) -> RunLayer:
     """Forward and backward of a linear layer or a convolution; one that is first needs no gradient of its input."""
-    plain: Any = (
-        nn.Linear(shape[1], outputs) if not kernel else nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2)
-    )
+    plain: Any = nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2) if kernel else nn.Linear(shape[1], outputs)
     layer, x = plain.to(device()), torch.randn(shape, device=device(), requires_grad=not first)
     g, weight, bias = torch.randn_like(layer(x)), layer.weight, layer.bias
 

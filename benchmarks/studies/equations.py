@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core.arms import Arm, Changes, Look, arm, chosen, errors, first_trial, label, quartiles, sections, variants
 from ..core.runs import check_known, run_all
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training, check_length
 from ..core.tables import SIGNIFICANT, Cell, Section, Table, exact, grouped, holm, paired, pivot
 from ..core.tune import Search, Tried, around, choose
@@ -105,11 +105,9 @@ Place = tuple[str, Arm]
 
 def _better_networks(results: Iterable[Result]) -> dict[Place, list[Result]]:
     """The runs of every arm by the network of the lower median."""
-    best = dict[Place, list[Result]]()
-    for (equation, key), runs in grouped(results, lambda r: (r["settings"]["equation"], arm(r))).items():
-        place, last = (equation, key._replace(hidden=None)), chosen(runs)
-        if place not in best or _middle(last) < _middle(best[place]):
-            best[place] = last
+    best = grouped(results, lambda r: (r["settings"]["equation"], arm(r)._replace(hidden=None)))
+    for place, runs in best.items():
+        best[place] = min(map(chosen, grouped(runs, setting("hidden")).values()), key=_middle)
     return best
 
 

@@ -188,27 +188,16 @@ def rows_of(results: Iterable[Result]) -> list[Seeds]:
     return list(grouped(sorted(results, key=lambda each: (*place(each), each["settings"]["seed"])), place).values())
 
 
-def _longest_best_first(results: list[Result]) -> list[Seeds]:
-    """Of the longest runs, the seeds of every combination of settings, by their mean validation loss."""
-    steps = max(result["settings"]["steps"] for result in results)
-    rows = rows_of(result for result in results if result["settings"]["steps"] == steps)
-    return sorted(rows, key=lambda seeds: statistics.fmean(losses_of(seeds)[0]))
-
-
-def best_rows(results: list[Result]) -> dict[tuple[str, str], Seeds]:
-    """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
-    rows = grouped(_longest_best_first(results), lambda seeds: setting("norm", "method")(seeds[0]))
-    return {key: best for key, (best, *_) in rows.items()}
-
-
 #: Methods in a panel.
 _TOGETHER = 4
 
 
 def best_first(results: list[Result]) -> dict[str, list[Seeds]]:
     """Panel → the seeds of each of its lines: of the longest runs and of every normaliser, the best first."""
-    panels = {}
-    by_norm = grouped(_longest_best_first(results), lambda seeds: seeds[0]["settings"]["norm"])
+    steps, panels = max(map(setting("steps"), results)), {}
+    rows = rows_of(result for result in results if result["settings"]["steps"] == steps)
+    rows.sort(key=lambda seeds: statistics.fmean(losses_of(seeds)[0]))
+    by_norm = grouped(rows, lambda seeds: seeds[0]["settings"]["norm"])
     for norm, best in sorted(by_norm.items(), key=lambda each: list(NORM_LABELS).index(each[0])):
         for place in range(0, len(best), _TOGETHER):
             together = best[place : place + _TOGETHER]
