@@ -30,11 +30,11 @@ from .timing import ASKED, SpeedOptions, allocator, device, row
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
 
 
-def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, rounds: int = 100) -> dict[str, Any]:
+def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction) -> dict[str, Any]:
     """A row of a table: a layer by a rule beside the same layer without."""
     run = layer()
     job, plain = (lambda each=each: partial(layer(), each) for each in (rule, None))
-    return row(what, job, plain, rounds, (partial(run, rule), partial(run, None)))
+    return row(what, job, plain, 100, (partial(run, rule), partial(run, None)))
 
 
 def layers() -> dict[str, Any]:

@@ -46,10 +46,7 @@ def autocast() -> Any:
 
 
 def allocator(keeps: bool) -> Executor:
-    """A process in which freed memory is kept, or that of tensors over 8 MiB given back to the system.
-
-    glibc does either, after what ran before.
-    """
+    """A process that keeps freed memory, or gives that of tensors over 8 MiB back; glibc does either, by its past."""
     how = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, how, _set_up, (keeps, torch.get_num_threads(), ASKED.get()))
 
@@ -87,12 +84,7 @@ def peak_memory(job: Job) -> int:
 def row(what: str, job: Job, plain: Job, rounds: int, runs: tuple[Run, Run] | None = None) -> dict[str, Any]:
     """One row of a table: what a job takes beside its plain counterpart, timed in turn.
 
-    Args:
-        what: the name of the row.
-        job: creates what is timed.
-        plain: likewise.
-        rounds: of the timing.
-        runs: of both, on the same tensors: where memory happens to lie can cost more than what is measured here.
+    `runs` are of both on the same tensors: where memory happens to lie can cost more than what is measured here.
     """
     run, plain_run = runs or (job(), plain())
     rounds = min(rounds, ASKED.get().rounds or rounds)

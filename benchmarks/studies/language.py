@@ -113,10 +113,7 @@ class LanguageOptions(TextOptions):
 
 
 def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fixed: Fixed) -> None:
-    """With one seed over all rates and dampings, then with all seeds where the validation loss of that is lowest.
-
-    Beside what is searched, fixed runs by every seed.
-    """
+    """Search with one seed, then run all seeds where the validation loss of that is lowest, and what is fixed."""
     like, methods = replace(options.run(), seed=options.tuned_on), options.methods
     if not methods:
         refuse_given(options, ("norms", "lr", "damping"), "on what the study tries; name --methods as well")
@@ -218,11 +215,7 @@ def curve(seeds: Seeds) -> pd.DataFrame:
 def draw(lines: Mapping[str, Sequence[Seeds]], title: str, path: Path, ratios: Mapping[str, Any] | None = None) -> None:
     """Draw the end of validation loss against steps, or against time: means, and each seed by a thin line.
 
-    Args:
-        lines: panel → the seeds of each of its lines.
-        title: of the figure.
-        path: of the picture.
-        ratios: method → the time of its step, in steps of AdamW.
+    `lines` is panel → the seeds of each of its lines, `ratios` method → the time of its step, in steps of AdamW.
     """
     alike = setting("norm", "method", "steps")
     rates = grouped([seeds[0] for rows in lines.values() for seeds in rows], alike)

@@ -78,20 +78,21 @@ def compare(data: str = "digits", *, batches: int = 50, uneven: int = 200, timed
     return {**about, "subjects": subjects, "cost": _cost(tensors, timed_rounds)}
 
 
-def _prepared(subject: Subject, data: Dataset) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _prepared(subject: Subject, data: Dataset) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    """A network, its optimizer, and that again if its real step is to be measured, or None."""
     torch.manual_seed(0)
     model = mlp(subject.method, (data.features, *HIDDEN, data.classes), "tanh")
     if subject.method.correction:
         attach(model, subject.method.correction)
     kind = torch.optim.Adam if subject.adam else torch.optim.SGD
-    return model, kind(model.parameters(), lr=subject.lr)
+    optimizer = kind(model.parameters(), lr=subject.lr)
+    return model, optimizer, optimizer if subject.adam else None
 
 
 def _subject(subject: Subject, data: Dataset, batches: int, uneven: int) -> dict[str, Any]:
-    model, optimizer = _prepared(subject, data)
+    model, optimizer, measured = _prepared(subject, data)
     # Two, so that how much is measured does not change what is trained.
     generator, order = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
-    measured = optimizer if subject.adam else None
 
     def measure(count: int, rows: int, scatter: float) -> Iterator[Divergence]:
         for _ in range(count):
@@ -132,7 +133,6 @@ def _pooled(layers: Sequence[Any]) -> dict[str, Any]:
         "gain_variance": mean(s["gain_variance"] for s in summaries),
         "squared_norm_variance": mean(s["squared_norm_variance"] for s in summaries),
         "weight_share": mean(s["responsibility"]["weight"] for s in summaries),
-        "not_downhill": mean(not layer.descent > 0 for layer in layers),
     }
 
 
@@ -140,10 +140,8 @@ def _cost(data: Dataset, rounds: int) -> list[dict[str, Any]]:
     """Time of one call of `divergence`, as a multiple of one training step of the same network and optimizer."""
     rows = []
     for name in ("none", "proportional", "batch-ideal, 0.3", "affine-like", "none, Adam"):
-        subject = SUBJECTS[name]
-        model, optimizer = _prepared(subject, data)
+        model, optimizer, watched = _prepared(SUBJECTS[name], data)
         inputs, labels = data.train_inputs[:BATCH_SIZE], data.train_labels[:BATCH_SIZE]
-        watched = optimizer if subject.adam else None
         measured = partial(divergence, model, F.cross_entropy, inputs, labels, optimizer=watched)
         seconds = interleaved({"step": partial(step, model, optimizer, inputs, labels), "measured": measured}, rounds)
         found = {"what": name, "time_ratio": ratio(seconds["measured"], seconds["step"])}

@@ -172,8 +172,11 @@ _LONG: list[tuple[Grid, list[Stage]]] = [
 
 def _pairs_study(help: str, grid: Grid, *makes: Recipe, **more: Any) -> Study:
     """A study of every method behind every optimizer, whose trials have a seed of their own."""
-    other_seeds = {"then": lambda run: [replace(run, seeds=tuple(range(1, len(run.seeds) + 1)))]}
-    return _study(help, [(grid, [BY_LADDER])], *makes, **other_seeds, **more)
+
+    def other_seeds(run: ImageRun) -> list[ImageRun]:
+        return [replace(run, seeds=tuple(range(1, len(run.seeds) + 1)))]
+
+    return _study(help, [(grid, [BY_LADDER])], *makes, then=other_seeds, **more)
 
 
 _CONVOLUTIONS = {
