@@ -3,6 +3,8 @@
 import statistics
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +13,12 @@ import seaborn as sns
 
 from ..core.figure import plt, saved
 from ..core.study import Digest
-from ..core.tables import Cell, Section, Table, estimate, exact, grouped, pivot, welch
+from ..core.tables import Cell, Section, Table, estimate, exact, in_order, pivot, welch
 from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
 from ..studies.language import curve, draw
-from .reached import Sample, Stores, best_runs, reached
+from .reached import Settings, Stores, best_runs, reached
 
 
 class Row(NamedTuple):
@@ -47,58 +49,53 @@ ROWS = [
 ]
 
 
-class Column(NamedTuple):
-    """One network, trained in one way."""
-
-    panel: str
-    mark: str  # within the panel
-    unit: str
-    seeds: dict[str, list[float]]  # label of a row → accuracies or losses
+#: The panel whose unit is nats, where the others have per cent.
+TEXT = "language model"
 
 
-def _columns(stores: Stores) -> list[Column]:
-    def column(panel: str, mark: str, unit: str, of: Callable[[Row], Sample]) -> Column:
-        seeds = {}
-        for row in ROWS:
-            with suppress(LookupError):
-                seeds[row.label] = [*of(row).values()]
-        return Column(panel, mark, unit, seeds)
+def _seeds(stores: Stores) -> pd.DataFrame:
+    """What every seed reached, of all rows that have run: each panel is a network, trained in the ways of two marks."""
 
-    def at_one_rate(row: Row) -> Sample:
-        return reached(stores, "cifar10", method=row.image, activation="tanh")
+    def mlp(row: Row, **more: str) -> Settings:
+        return {"method": row.image, "activation": "tanh", **more}
 
-    def convolutions(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached(stores, "cnn-pool-tuned", method=row.convolutions or row.image, optimizer=optimizer)
+    def tuned(row: Row) -> Settings:
+        return mlp(row, optimizer=best_optimizer(stores["mlp-tuned"], row.image, "tanh"))
 
-    def text(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached(stores, "norm-free", method=row.language[1].format(optimizer), norm=row.language[0])
+    def cnn(row: Row, optimizer: str) -> Settings:
+        return {"method": row.convolutions or row.image, "optimizer": optimizer}
 
-    def at_best_optimizer(row: Row) -> Sample:
-        optimizer = best_optimizer(stores["mlp-tuned"], row.image, "tanh")
-        return reached(stores, "mlp-tuned", method=row.image, activation="tanh", optimizer=optimizer)
+    def text(row: Row, optimizer: str) -> Settings:
+        return {"method": row.language[1].format(optimizer), "norm": row.language[0]}
 
-    first, tuned = (stores[name].read()[0]["settings"]["epochs"] for name in ("cifar10", "mlp-tuned"))
-    return [
-        column("tanh MLP", f"Adam 10⁻³, {first} epochs", "%", at_one_rate),
-        column("tanh MLP", f"best optimizer, tuned, {tuned} epochs", "%", at_best_optimizer),
-        column("CNN", "Adam", "%", convolutions("adam")),
-        column("CNN", "Muon", "%", convolutions("muon")),
-        column("language model", "AdamW", "nats", text("adamw")),
-        column("language model", "Muon", "nats", text("muon")),
+    first, longer = (stores[name].read()[0]["settings"]["epochs"] for name in ("cifar10", "mlp-tuned"))
+    ways: list[tuple[str, str, str, Callable[[Row], Settings]]] = [
+        ("tanh MLP", f"Adam 10⁻³, {first} epochs", "cifar10", mlp),
+        ("tanh MLP", f"best optimizer, tuned, {longer} epochs", "mlp-tuned", tuned),
+        ("CNN", "Adam", "cnn-pool-tuned", partial(cnn, optimizer="adam")),
+        ("CNN", "Muon", "cnn-pool-tuned", partial(cnn, optimizer="muon")),
+        (TEXT, "AdamW", "norm-free", partial(text, optimizer="adamw")),
+        (TEXT, "Muon", "norm-free", partial(text, optimizer="muon")),
     ]
+    found = list[tuple[str, str, str, float]]()
+    for (panel, mark, file, settings), row in product(ways, ROWS):
+        with suppress(LookupError):
+            found += [(panel, mark, row.label, each) for each in reached(stores, file, **settings(row)).values()]
+    return pd.DataFrame(found, columns=["panel", "mark", "row", "value"])
 
 
 def _verdict(stores: Stores, name: str, folder: Path) -> Section:
     """Table, figure and caption; beside the best of a column stands p of all others against it."""
-    columns, cells = _columns(stores), dict[tuple[str, str], Cell]()
-    _figure(columns, folder / f"{name}.png")
-    for column in columns:
-        title = f"{column.panel}, {column.mark}, {column.unit}"
-        best = (max if column.unit == "%" else min)(column.seeds.values(), key=statistics.fmean)
-        for label, values in column.seeds.items():
-            text, numbers = estimate(values, 2 if column.unit == "%" else 3)
+    seeds, cells = _seeds(stores), dict[tuple[str, str], Cell]()
+    _figure(seeds, folder / f"{name}.png")
+    for (panel, mark), column in seeds.groupby(["panel", "mark"], sort=False):
+        unit, digits, better = ("nats", 3, min) if panel == TEXT else ("%", 2, max)
+        rows = {label: list(values) for label, values in column.groupby("row", sort=False)["value"]}
+        best = better(rows.values(), key=statistics.fmean)
+        for label, values in rows.items():
+            text, numbers = estimate(values, digits)
             p = {} if values is best else {"p against the best": welch(values, best).p}
-            cells[label, title] = Cell(text, {**numbers, **p})
+            cells[label, f"{panel}, {mark}, {unit}"] = Cell(text, {**numbers, **p})
     table = pivot([""], {row.label: row.label for row in ROWS}, {title: title for _, title in cells}, cells)
     caption = (
         "Test accuracy on CIFAR-10 and test loss on characters: mean ± standard error over seeds. What is empty has "
@@ -107,26 +104,22 @@ def _verdict(stores: Stores, name: str, folder: Path) -> Section:
     return Section([table, caption])
 
 
-def _figure(columns: list[Column], path: Path) -> None:
+def _figure(seeds: pd.DataFrame, path: Path) -> None:
     """A panel per network, in it a line per row that has run, and a mark for each of two ways to train."""
-    panels = grouped(columns, lambda column: column.panel)
-    lines = [[row.label for row in ROWS if any(row.label in each.seeds for each in pair)] for pair in panels.values()]
+    panels = dict(iter(seeds.groupby("panel", sort=False)))
+    lines = [in_order((row.label for row in ROWS), panel["row"]) for panel in panels.values()]
     # Narrow and high, so that its letters can be read where it is 400 pixels wide.
     size, shares = (6.4, 0.25 * sum(map(len, lines)) + 3.2), [len(rows) + 1 for rows in lines]
     fig, axes = plt.subplots(len(panels), figsize=size, height_ratios=shares, layout="constrained")
     with saved(fig, path):
-        for axis, (panel, pair), rows in zip(axes, panels.items(), lines, strict=True):
-            frame = pd.DataFrame(
-                [(label, each.mark, seed) for each in pair for label, seeds in each.seeds.items() for seed in seeds],
-                columns=["row", "mark", "value"],
-            )
+        for axis, (name, panel), rows in zip(axes, panels.items(), lines, strict=True):
             look: dict[str, Any] = {"palette": ["tab:orange", "tab:blue"], "linestyle": "none", "markersize": 6}
             look |= {"capsize": 0.3, "err_kws": {"linewidth": 1.5}}
-            sns.pointplot(frame, x="value", y="row", hue="mark", order=rows, errorbar="se", ax=axis, **look)
-            for column, style in zip(pair, (":", "-"), strict=True):
-                axis.axvline(statistics.fmean(column.seeds[rows[0]]), color="0.6", linewidth=0.8, linestyle=style)
-            is_loss = pair[0].unit == "nats"
-            means = frame.groupby(["row", "mark"])["value"].mean().sort_values(ascending=is_loss)
+            sns.pointplot(panel, x="value", y="row", hue="mark", order=rows, errorbar="se", ax=axis, **look)
+            is_loss = name == TEXT
+            means = panel.groupby(["row", "mark"])["value"].mean().sort_values(ascending=is_loss)
+            for mark, style in zip(panel["mark"].unique(), (":", "-"), strict=True):
+                axis.axvline(means[rows[0], mark], color="0.6", linewidth=0.8, linestyle=style)
             first, *_, last, far = means
             if abs(far - first) > 1.5 * abs(last - first):  # the worst is cut, to its number
                 edge = last + 0.08 * (last - first)
@@ -138,7 +131,7 @@ def _figure(columns: list[Column], path: Path) -> None:
             axis.set_yticks(range(len(rows)), [label.replace("`", "") for label in rows], fontsize=11)
             axis.grid(alpha=0.3)
             corner: dict[str, Any] = {"xycoords": ("figure fraction", "axes fraction"), "textcoords": "offset points"}
-            axis.annotate(panel, (0, 1), (4, 7), **corner, fontsize=12, weight="bold")
+            axis.annotate(name, (0, 1), (4, 7), **corner, fontsize=12, weight="bold")
             axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderpad=0)
             if is_loss:
                 axis.invert_xaxis()
@@ -147,11 +140,13 @@ def _figure(columns: list[Column], path: Path) -> None:
 def _equal_seconds(stores: Stores, name: str, folder: Path) -> Section:
     """Figure and table of Muon for as long as whitening takes."""
     times = stores["char-lm-equal-time"].read("time")[0]["time_ratio"]
-    pairs, lengths = [], [r["settings"]["steps"] for r in stores["char-lm-equal-time"].read()]
+    lengths = {r["settings"]["steps"] for r in stores["char-lm-equal-time"].read()}
+    pairs = []
     for file in ("char-lm", "char-lm-2000"):
         seeds = best_runs(stores, file, norm="layernorm", method="whitened-muon-16")
         more = min(steps for steps in lengths if steps > seeds[0]["settings"]["steps"])
-        pairs.append((best_runs(stores, "char-lm-equal-time", norm="layernorm", method="muon", steps=more), seeds))
+        longer = best_runs(stores, "char-lm-equal-time", norm="layernorm", method="muon", steps=more)
+        pairs.append((longer, seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
     title, rows, time = "Muon for as long as its whitened form takes", list[Cells](), "time, in steps of AdamW"
     draw(dict(zip(names, pairs, strict=True)), title, folder / f"{name}.png", times)
