@@ -6,7 +6,7 @@ A problem is a file of `problems`: it draws the network, and gives loss and erro
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
@@ -44,9 +44,12 @@ class FieldRun(Run):
 
     kind = "images"
     norms: ClassVar[Collection[str]] = tuple(NORMS)
+    #: Of the further fields of a problem: what they may be, and those that have to be positive.
+    known: ClassVar[Mapping[str, Collection[Any]]] = {}
+    positive: ClassVar[Collection[str]] = ()
 
     def __post_init__(self) -> None:
-        self.check(("lr", "steps", "seconds"), norm=self.norms, optimizer=OF_MODELS)
+        self.check(("lr", "steps", "seconds", *self.positive), norm=self.norms, optimizer=OF_MODELS, **self.known)
         if callable(METHODS[self.method].optimizer):
             raise ValueError(f"method {self.method!r} has an optimizer of its own; give this study a wrapper alone.")
         if (self.steps is None) == (self.seconds is None):

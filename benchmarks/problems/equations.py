@@ -210,10 +210,7 @@ class EquationRun(FieldRun):
     rows: str | None = None  # "derivatives": they count beside the inputs
     start: str | None = None  # Xavier's initialisation, with biases of 0; or "pytorch"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = {"draws": (ANEW, ONCE, NOW_AND_THEN), "rows": (None, DERIVATIVES), "start": (None, "pytorch")}
-        self.check(("hidden",), equation=EQUATIONS, inner=POINTS, **known)
+    known, positive = {"equation": EQUATIONS, "inner": POINTS}, ("hidden",)
 
 
 class Batch(NamedTuple):

@@ -48,9 +48,7 @@ class FriedmanRun(FieldRun):
     data_set: str = "friedman1"
     points: int = 1000  # to learn from
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(("points",), data_set=FUNCTIONS)
+    known, positive = {"data_set": FUNCTIONS}, ("points",)
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -23,12 +23,6 @@ from ..optimizers import OF_PARAMETERS
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU, "identity": nn.Identity}
 
 
-def mlp(method: Method, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
-    """Affine layers of these sizes, each behind the method's normaliser, activations between them."""
-    first, *others = (method.affine(inputs, outputs) for inputs, outputs in pairwise(sizes))
-    return nn.Sequential(*first, *(layer for each in others for layer in (ACTIVATIONS[activation](), *each)))
-
-
 class Skip(nn.Sequential):
     """Its layers one after the other, added to their input."""
 
@@ -36,16 +30,19 @@ class Skip(nn.Sequential):
         return x + super().forward(x)
 
 
-def residual(method: Method, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
-    """An affine layer, a skip around activation, normaliser and affine layer for each further width, and the outputs.
+def mlp(method: Method, sizes: tuple[int, ...], activation: str, *, skips: bool = False) -> nn.Sequential:
+    """Affine layers of these sizes, each behind the method's normaliser, activations between them.
 
-    The paper's Appendix B.3 has no network of its own: this is the one of `mlp` with skips around its hidden layers.
+    Skips lead around activation, normaliser and affine layer of each hidden width but the first. They are this
+    library's reading: the Appendix B.3 of the paper that wants them has no network of its own.
     """
-    if len(set(sizes[1:-1])) > 1:
-        raise ValueError(f"hidden is {list(sizes[1:-1])}; skips need hidden layers of one width.")
-    first, *inside, last = (method.affine(inputs, outputs) for inputs, outputs in pairwise(sizes))
-    act = ACTIVATIONS[activation]
-    return nn.Sequential(*first, *(Skip(act(), *layers) for layers in inside), act(), *last)
+    first, *others = (method.affine(inputs, outputs) for inputs, outputs in pairwise(sizes))
+    blocks = [[ACTIVATIONS[activation](), *layers] for layers in others]
+    if skips:
+        if len(set(sizes[1:-1])) > 1:
+            raise ValueError(f"hidden is {list(sizes[1:-1])}; skips need hidden layers of one width.")
+        blocks[:-1] = [[Skip(*layers)] for layers in blocks[:-1]]
+    return nn.Sequential(*first, *chain.from_iterable(blocks))
 
 
 def cnn(method: Method, sizes: tuple[int, ...], activation: str, *, pool: bool) -> nn.Sequential:
@@ -73,7 +70,7 @@ def cnn(method: Method, sizes: tuple[int, ...], activation: str, *, pool: bool) 
 #: (method, sizes from features to classes, activation) → network; None is fully connected.
 NETWORKS: dict[str | None, Callable[[Method, tuple[int, ...], str], nn.Sequential]] = {
     None: mlp,
-    "residual": residual,
+    "residual": partial(mlp, skips=True),
     "cnn-pool": partial(cnn, pool=True),
     "cnn": partial(cnn, pool=False),
 }
@@ -176,6 +173,7 @@ def again(result: Mapping[str, Any], **own: Any) -> ImageRun:
     return ImageRun(**{**settings, **own})
 
 
+@torch.no_grad()
 def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
     """Draw the network of one seed; on the CPU, so that every device starts from the same numbers."""
     torch.manual_seed(seed)
@@ -185,10 +183,8 @@ def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
         for layer in model.modules():
             if hasattr(layer, "weight"):
                 DEPARTURES[run.departure].layer(layer)
-    if run.gain is not None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(run.gain)
+    for parameter in model.parameters():
+        parameter.mul_(run.gain or 1.0)
     return model.to(run.device, data.train_inputs.dtype)
 
 
@@ -203,13 +199,9 @@ def build_models(run: ImageRun, data: Dataset) -> list[nn.Module]:
     return [gauge.apply_gauge(deepcopy(model), graph, each) for each in scales]
 
 
-#: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
-DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
-
-
 def data_label(name: str) -> str:
-    """What tables and figures call a data set: its name, if it has no other."""
-    return DATA_LABELS.get(name, name)
+    """What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's."""
+    return {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}.get(name, name)
 
 
 def subject(results: Sequence[Result]) -> str:

@@ -87,10 +87,7 @@ class CoordinateRun(FieldRun):
     held_out: bool | None = None  # whether every other pixel is learned, and the error is that of the rest
     time_of: int | None = None  # so many steps of bare Adam take as long as this run's steps
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive = ("batch_size", "deviation", "time_of")
-        self.check(positive, network=NETWORKS, size=CROPS, crop=range(len(CROPS[self.size])))
+    known, positive = {"network": NETWORKS, "size": CROPS}, ("batch_size", "deviation", "time_of")
 
 
 @cache

@@ -7,16 +7,17 @@ the error on held-out rows was lowest.
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_diabetes, make_friedman1, make_friedman2, make_friedman3
+from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
 from ..core.arms import STARTS, Arm, arm, compete, errors, first_trial, label
@@ -24,13 +25,11 @@ from ..core.store import Result, Store
 from ..core.study import Compared, Recipe, Sections, Study, check_length
 from ..core.tables import Cell, Section, grouped, machine, paired, pivot
 from ..train import NORMS, FieldRun, Problem, kind_of, perceptron
+from .friedman import FUNCTIONS
 
-DRAWN: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-    "friedman1": make_friedman1, "friedman2": make_friedman2, "friedman3": make_friedman3,
-}  # fmt: skip
 CONDITIONS = (1, 100, 10000)
 #: A problem of Friedman's and the condition of the map behind it, or a set that is what it is.
-DATA_SETS = [*(f"{name}-{condition}" for name, condition in product(DRAWN, CONDITIONS)), "diabetes"]
+DATA_SETS = [*(f"{name}-{condition}" for name, condition in product(FUNCTIONS, CONDITIONS)), "diabetes"]
 #: Rows that train, are held out, and test; of sets that are what they are shares.
 ROWS = (2000, 500, 1000)
 SHARES = (0.6, 0.2, 0.2)
@@ -47,10 +46,7 @@ class TableRun(FieldRun):
     held_out: bool | None = None  # judged by held-out rows, as trials are
 
     norms = (*FieldRun.norms, "columns")  # whitened once, before training
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check((), data_set=DATA_SETS)
+    known: ClassVar = {"data_set": DATA_SETS}
 
 
 @cache
@@ -68,7 +64,7 @@ def rows(data_set: str, seed: int, are_white: bool) -> list[tuple[Tensor, Tensor
         ends = np.cumsum([int(share * len(x)) for share in SHARES])
     else:
         name, condition = data_set.split("-")
-        x, y = DRAWN[name](n_samples=sum(ROWS), random_state=seed)
+        x, y = FUNCTIONS[name](n_samples=sum(ROWS), random_state=seed)
         size = x.shape[1]
         left, right = (np.linalg.qr(generator.normal(size=(size, size)))[0] for _ in range(2))
         x = (x - x.mean(0)) / x.std(0) @ (left * np.geomspace(1, 1 / float(condition), size)) @ right

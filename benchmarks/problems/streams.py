@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ def resonance(generator: np.random.Generator, count: int) -> np.ndarray:
     return lfilter([1.0], [1.0, -1.6, 0.8], innovations)[500:] / np.sqrt(1.8 / (0.2 * (1.8**2 - 1.6**2)))
 
 
-def coloured(generator: np.random.Generator, rows: int, follows: bool) -> Stream:
+def coloured(generator: np.random.Generator, rows: int, follows: bool = True) -> Stream:
     """A coloured signal; its target has the same amplitude, which wanders over two orders of magnitude, or none."""
     count = rows + TAPS - 1
     signal = resonance(generator, count)
@@ -93,9 +94,8 @@ def membrane(generator: np.random.Generator, rows: int, ahead: int = 5) -> Strea
 
 
 SIGNALS: dict[str, Callable[[np.random.Generator, int], Stream]] = {
-    "coloured": lambda generator, rows: coloured(generator, rows, follows=True),
-    "coloured-plain": lambda generator, rows: coloured(generator, rows, follows=False),
-    "echo": echo, "mackey-glass": mackey_glass, "membrane": membrane,
+    "coloured": coloured, "coloured-plain": partial(coloured, follows=False), "echo": echo,
+    "mackey-glass": mackey_glass, "membrane": membrane,
 }  # fmt: skip
 
 
@@ -108,9 +108,7 @@ class StreamRun(FieldRun):
     limit: float | None = None  # of that norm
     running_rms: bool | None = None  # windows and targets are divided by it
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(("limit",), signal=SIGNALS, bound=(None, "norm", "overshooting"))
+    known, positive = {"signal": SIGNALS}, ("limit",)
 
 
 def by_running_rms(signal: Stream) -> Stream:
@@ -128,14 +126,10 @@ def signal_of(run: StreamRun) -> Stream:
 
 
 def share(rate: float, gradients: Sequence[Tensor], error: Tensor) -> Tensor:
-    r"""Return the share of its step that ObGD takes (Elsayed, Vasan and Mahmood 2024, arXiv 2410.14606) without traces.
+    """The share of its step that ObGD takes (Elsayed, Vasan and Mahmood 2024, arXiv 2410.14606) without traces.
 
-    It is :math:`1 / \max(1, \alpha \kappa \max(|\delta|, 1) |z|_1)`, with z the gradient of the output.
-
-    Args:
-        rate: α.
-        gradients: of half the squared error, so δz.
-        error: δ.
+    It is 1 / max(1, ακ max(|δ|, 1) |z|₁) with the rate α, the error δ, and z the gradient of the output: those of half
+    the squared error are δz.
     """
     size = torch.stack([g.abs().sum() for g in gradients]).sum() / error.abs()
     overshoot = rate * KAPPA * error.abs().clamp(min=1) * size

@@ -49,10 +49,7 @@ class SurrogateRun(FieldRun):
     longer: float | None = None  # steps in units of those of other arms
 
     norms = (*FieldRun.norms, "columns")  # whitened once, before training
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check(("spectral_rate",), data_set=TITLES, start=(None, "zero"))
+    known, positive = {"data_set": TITLES}, ("spectral_rate",)
 
 
 @cache
@@ -265,8 +262,11 @@ def _name(result: Result) -> str:
     return ", ".join([label(s), *(text.format(s[name]) for name, text in _WORDS.items() if name in s)])
 
 
-def _cell(runs: Sequence[Result]) -> Cell:
-    final, settings = [*errors(runs).values()], runs[0]["settings"]
+def _cell(every: Sequence[Result]) -> Cell:
+    """Of the runs with the learning rate that was chosen last."""
+    settings = every[-1]["settings"]
+    runs = [r for r in every if r["settings"]["lr"] == settings["lr"]]
+    final = [*errors(runs).values()]
     more = {name: settings[name] for name in ("lr", "damping") if name in settings}
     more["ms"] = statistics.median(1000 * r["seconds"][-1] / r["steps"][-1] for r in runs)
     return ranged(min(final), statistics.median(final), max(final), ".3g", n=len(final), **more)
@@ -275,10 +275,8 @@ def _cell(runs: Sequence[Result]) -> Cell:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A row for every arm, a column for every data set."""
     results = store.read()
-    groups = grouped(results, lambda r: (_name(r), r["settings"]["data_set"]))
-    chosen = {key: [r for r in own if setting("lr")(r) == setting("lr")(own[-1])] for key, own in groups.items()}
-    rows = {name: name for name in map(_name, results)}
-    cells = {key: _cell(own) for key, own in chosen.items()}
+    cells = {key: _cell(own) for key, own in grouped(results, lambda r: (_name(r), setting("data_set")(r))).items()}
+    rows = {name: name for name, _ in cells}
     steps = min(r["settings"]["steps"] for r in results)
     caption = f"After {steps} steps, the median over seeds and their range. {machine(results[0]['environment'])}"
     return {name: Section([pivot(["arm"], rows, TITLES, cells), caption])}
