@@ -1,7 +1,6 @@
 """Methods: how each builds its network and treats its optimizer; a study lists those that it compares by their names.
 
-`METHODS` holds those of networks for images, to which a run brings the optimizer, and those of the language model,
-which name an optimizer of their own. A Python file of a user adds to them; see `added`.
+Those of the language model name an optimizer of their own. A Python file of a user adds to them; see `added`.
 """
 
 import runpy
@@ -32,16 +31,11 @@ DECAY = 0.95
 
 
 class MAC(OptimizerWrapper):
-    r"""Multiply gradients by :math:`I - \bar a \bar a^\top / (\rho + |\bar a|^2)`, with ā the mean of x~ = (x, 1).
+    """Multiply gradients of linear layers and convolutions by I − āāᵀ / (ρ + |ā|²), with ā the mean of x~ = (x, 1).
 
     That is ρ times the inverse of A ≈ āāᵀ + ρI by Sherman and Morrison (Seung, Lee and Ko 2025, arXiv 2506.08464);
-    nothing is mapped back. ā is a running mean. ρ is in units of |ā|²/d, the mean eigenvalue of āāᵀ, where the paper
-    has an adaptive one.
-
-    Args:
-        optimizer: takes the step.
-        model: linear layers and convolutions of one group; other parameters keep their gradients.
-        damping: ρ in these units.
+    nothing is mapped back. ā is a running mean. The damping is ρ in units of |ā|²/d, the mean eigenvalue of āāᵀ, where
+    the paper has an adaptive one. Convolutions have one group.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, damping: float) -> None:
@@ -54,7 +48,7 @@ class MAC(OptimizerWrapper):
     @torch.no_grad()
     def _inner_step(self, *args: Any, **kwargs: Any) -> None:
         for module, mean in self.means.items():
-            parameters: list[Any] = [parameter for parameter in (module.weight, module.bias) if parameter is not None]
+            parameters: list[Any] = [*module.parameters()]
             if any(parameter.grad is None for parameter in parameters):
                 continue
             widths = [parameter[0].numel() for parameter in parameters]
@@ -163,7 +157,8 @@ SCALED, HELD = InputScaled, partial(InputScaled, hold=True)
 SOLVED = partial(Preconditioned, damping=1.0)
 BY_MEAN = partial(MAC, damping=1.0)
 
-_IMAGES: dict[str, Method] = {
+METHODS: dict[str, Method] = {
+    # Of networks for images, to which a run brings the optimizer.
     "none": Method("none", "tab:blue"),
     "batchnorm": Method("BatchNorm", "tab:orange", normalizer=_batch_norm),
     "layernorm": Method("LayerNorm", "tab:green", normalizer=_LAYER_NORM),
@@ -197,9 +192,7 @@ _IMAGES: dict[str, Method] = {
     "norm-like-0.1": Method("norm-like, β = 0.1", "#fdbe85", linear=partial(NormLikeLinear, beta=0.1)),
     "norm-like-0.5": Method("norm-like, β = 0.5", "#fd8d3c", linear=partial(NormLikeLinear, beta=0.5)),
     "norm-like-0.9": Method("norm-like, β = 0.9", "#d94701", linear=partial(NormLikeLinear, beta=0.9)),
-}
-
-_LANGUAGE: dict[str, Method] = {
+    # Of the language model.
     "adamw": Method("AdamW", "tab:blue", optimizer="adamw"),
     "muon": Method("Muon", "tab:orange", optimizer="muon"),
     "batch-ideal-adamw": Method("batch-ideal, AdamW", "black", correction=BATCH_IDEAL, optimizer="adamw"),
@@ -229,13 +222,6 @@ _LANGUAGE: dict[str, Method] = {
     "kfac": Method("K-FAC (singd)", "#bcbd22", optimizer="kfac"),
     "unit-consistent-adamw": Method("unit-consistent AdamW", "crimson", gauge=NetworkGauge(), optimizer="adamw"),
 }
-
-METHODS: dict[str, Method] = {**_IMAGES, **_LANGUAGE}
-
-
-def labels() -> dict[str, str]:
-    """What tables and figures call every method."""
-    return {name: method.label for name, method in METHODS.items()}
 
 
 def optimizer_name(settings: Mapping[str, Any]) -> str:

@@ -38,12 +38,7 @@ class Muon(Optimizer):
     """Muon (Jordan et al. 2024) in the precision of its weights; torch's and pytorch_optimizer's work in bfloat16.
 
     M ← μM + G and W ← W − 0.2 √max(m, n) η O, with O the polar factor of G + μM by five Newton-Schulz iterations: with
-    Nesterov momentum and steps of AdamW's size (Liu et al. 2025). Matrices of one shape are iterated together.
-
-    Args:
-        params: matrices.
-        lr: η.
-        momentum: μ.
+    Nesterov momentum μ and steps of AdamW's size (Liu et al. 2025). Matrices of one shape are iterated together.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
@@ -67,12 +62,13 @@ class Muon(Optimizer):
 
 def polar(matrices: Tensor) -> Tensor:
     """About the polar factors of a stack of matrices: singular values between 0.7 and 1.2, by Jordan's polynomial."""
-    wide = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
-    x = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
+    is_high = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_high else matrices
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
     for _ in range(5):
         a = x @ x.mT
         x = 3.4445 * x + torch.baddbmm(a, a, a, beta=-4.7750, alpha=2.0315) @ x
-    return x.mT if matrices.shape[-2] > matrices.shape[-1] else x
+    return x.mT if is_high else x
 
 
 #: As Urbán et al. draw points anew; a step of BFGS is on one draw.
@@ -83,10 +79,7 @@ class SelfScaledBFGS(Optimizer):
     """BFGS with Oren and Luenberger's scaling, dense, as Urbán et al. (2025, 2405.04230) take it to networks.
 
     H ← (I − ρsyᵀ) H (I − ρysᵀ) / τ + ρssᵀ with ρ = 1/yᵀs and τ = min(1, yᵀs / sᵀH⁻¹s), by scipy's strong Wolfe search,
-    and by halving where that finds nothing. H is kept when the points are drawn anew, as theirs is.
-
-    Args:
-        model: whose parameters are in float64.
+    and by halving where that finds nothing. H is kept when the points are drawn anew, as theirs is. All is in float64.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -113,8 +106,7 @@ class SelfScaledBFGS(Optimizer):
 
         loss, gradient = evaluate(x)
         direction = -(self.inverse @ gradient)
-        with warnings.catch_warnings():  # a search without a result is dealt with here
-            warnings.simplefilter("ignore", RuntimeWarning)
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of a search without a result
             length, *_ = line_search(
                 lambda at: evaluate(at)[0], lambda at: evaluate(at)[1], x, direction, gradient, loss
             )
@@ -163,13 +155,8 @@ class AdamThenLBFGS(Optimizer):
 class SPRING(Optimizer):
     """Goldshlager et al. (2024, 2401.10190) in the form of 2505.12149 for equations, with its correction of bias.
 
-    φ ← μφ + Jᵀ(JJᵀ + λI)⁻¹(r − μJφ) and θ ← θ − η φ / √(1 − μ²ᵏ) at step k.
-
-    Args:
-        model: all of whose parameters are θ.
-        lr: η.
-        damping: λ.
-        momentum: μ.
+    φ ← μφ + Jᵀ(JJᵀ + λI)⁻¹(r − μJφ) and θ ← θ − η φ / √(1 − μ²ᵏ) at step k, with the damping λ and the momentum μ; θ
+    is all parameters.
     """
 
     def __init__(self, model: nn.Module, lr: float, damping: float, momentum: float = 0.9) -> None:
@@ -266,7 +253,7 @@ def linearized(model: nn.Module, terms: Any) -> tuple[Tensor, Tensor]:
 
 def _without(parameters: Iterable[Tensor], some: Iterable[Tensor]) -> list[Tensor]:
     """All parameters but some."""
-    left_out = {id(parameter) for parameter in some}
+    left_out = set(map(id, some))
     return [parameter for parameter in parameters if id(parameter) not in left_out]
 
 
@@ -360,10 +347,14 @@ def matrices(model: GPT) -> list[Tensor]:
     return [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]
 
 
-def _for_matrices(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
-    """An optimizer of the matrices, and AdamW for the rest."""
-    first = kind(matrices(model), lr=run.lr, weight_decay=run.weight_decay, **options)
-    return [first, _adamw(model, run, REST_LR, matrices(model))]
+def _by(
+    model: GPT, run: Any, kind: Callable[..., Optimizer], treated: list[Tensor] | None = None, **options: Any
+) -> list[Optimizer]:
+    """An optimizer of all parameters, or of some and AdamW for the rest."""
+    options |= {"lr": run.lr, "weight_decay": run.weight_decay}
+    if treated is None:
+        return [kind(model.parameters(), **options)]
+    return [kind(treated, **options), _adamw(model, run, REST_LR, treated)]
 
 
 def _adamw(model: GPT, run: Any, lr: float, treated: Iterable[Tensor] = ()) -> AdamW:
@@ -382,30 +373,24 @@ def _normuon(parameters: list[Tensor], **options: Any) -> Optimizer:
 
 def _kfac(model: GPT, run: Any) -> list[Optimizer]:
     """K-FAC of the linear layers inside the blocks, of tokens that the loss is a mean over, and AdamW for the rest."""
-    layers = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
-    inside = [parameter for layer in layers for parameter in layer.parameters()]
+    inside = [p for module in model.blocks.modules() if isinstance(module, nn.Linear) for p in module.parameters()]
+    kind = partial(peer("SINGD", "singd", "singd.optim.optimizer"), model)
     options = {"kfac_like": True, "alpha1": 0.0, "loss_average": "batch+sequence", "normalize_lr_cov": True}
-    kind = peer("SINGD", "singd", "singd.optim.optimizer")
-    first = kind(model, inside, lr=run.lr, weight_decay=run.weight_decay, **options)
-    return [first, _adamw(model, run, REST_LR, inside)]
-
-
-def _of_all(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
-    return [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay, **options)]
+    return _by(model, run, kind, inside, **options)
 
 
 #: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
 OF_LANGUAGE: dict[str, Callable[[GPT, Any], list[Optimizer]]] = {
     "adamw": lambda model, run: [_adamw(model, run, run.lr)],
-    "sgd": lambda model, run: _of_all(model, run, SGD, momentum=0.9),
+    "sgd": partial(_by, kind=SGD, momentum=0.9),
     # Updates of AdamW's size: so the rates of one grid mean much the same for both.
-    "muon": lambda model, run: _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw"),
-    "schedulefree": lambda model, run: _of_all(
+    "muon": lambda model, run: _by(model, run, torch.optim.Muon, matrices(model), adjust_lr_fn="match_rms_adamw"),
+    "schedulefree": lambda model, run: _by(
         model, run, peer("AdamWScheduleFree", "schedulefree"), warmup_steps=warm_up_steps(run.steps)
     ),
-    "soap": lambda model, run: _of_all(model, run, peer("SOAP")),
-    "kron": lambda model, run: _of_all(model, run, peer("Kron")),
-    "mars": lambda model, run: _for_matrices(model, run, peer("MARS")),
-    "normuon": lambda model, run: _for_matrices(model, run, _normuon),
+    "soap": lambda model, run: _by(model, run, peer("SOAP")),
+    "kron": lambda model, run: _by(model, run, peer("Kron")),
+    "mars": lambda model, run: _by(model, run, peer("MARS"), matrices(model)),
+    "normuon": lambda model, run: _by(model, run, _normuon, matrices(model)),
     "kfac": _kfac,
 }

@@ -14,7 +14,7 @@ from ..core.store import Result, setting
 from ..core.study import Recipe, apart
 from ..core.tables import Cell, Section, Table, estimate, grouped, in_order, mean_and_error, pivot, spearman
 from ..grids import PAPERS, Grid, grid_study, presets
-from ..methods import METHODS, labels
+from ..methods import METHODS
 from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
@@ -164,9 +164,10 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
     at = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
     rows = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
     cells = {key: estimate(accuracies) for key, accuracies in at.items()}
+    columns = {name: method.label for name, method in METHODS.items()}
     heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
     caption = f"Test accuracy in per cent. {trained(results)}"
-    return Section([f"**{heading}, {settings['epochs']} epochs**", pivot([""], rows, labels(), cells), caption])
+    return Section([f"**{heading}, {settings['epochs']} epochs**", pivot([""], rows, columns, cells), caption])
 
 
 _LONG = "--epochs 100 --seeds 5 --departure none centred --methods affine-like"
