@@ -7,7 +7,7 @@ pytorch_optimizer's everywhere.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -348,7 +348,7 @@ def matrices(model: GPT) -> list[Tensor]:
 
 
 def _by(
-    model: GPT, run: Any, kind: Callable[..., Optimizer], treated: list[Tensor] | None = None, **options: Any
+    model: GPT, run: Any, kind: Callable[..., Optimizer], treated: Sequence[Tensor] | None = None, **options: Any
 ) -> list[Optimizer]:
     """An optimizer of all parameters, or of some and AdamW for the rest."""
     options |= {"lr": run.lr, "weight_decay": run.weight_decay}

@@ -1,5 +1,6 @@
 """Numbers in the sentences of pages, by name: `report --pages` writes them into `<!--value:NAME-->…<!---->`."""
 
+import math
 import re
 import statistics
 from collections.abc import Callable, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 
 from ..core.store import setting
 from ..core.tables import Table, grouped
-from ..studies import equations, mechanism, table1
+from ..studies import equations, table1
 from .reached import Settings, Stores, beside, matching, measure_of, reached, settings, table
 
 #: What a phrase is filled from: gain, loss (its negative), interval and p of a difference, the factor between errors
@@ -36,25 +37,18 @@ def lead(stores: Stores, file: str, runs: str, others: str) -> Numbers:
 
 def cells(tables: Tables, table: str, rows: str, columns: str) -> Numbers:
     """The numbers in columns of a table, of the rows in whose words a pattern is found; more is per cent above 1."""
-    frame = tables[table].frame
+    frame, names = tables[table].frame, columns.split("; ")
     words = [", ".join(value for value in row if isinstance(value, str) and value) for row in frame.to_numpy()]
     found = frame[[re.search(rows, each) is not None for each in words]]
-    values = [value for column in columns.split("; ") for value in found[column] if value != ""]
-    ends = {"low": min(values), "high": max(values), "first": values[0], "last": values[-1]}
-    return {**ends, "more": 100 * (ends["high"] - 1)}
+    values = [value for name in names for value in found[name] if value != ""]
+    low, high, (p, *_) = min(values), max(values), found.get(f"{names[0]} p", [math.nan])
+    return {"low": low, "high": high, "first": values[0], "last": values[-1], "more": 100 * (high - 1), "p": p}
 
 
 def ranked(stores: Stores, activation: str) -> Numbers:
     """Spearman's ρ of the means over batch sizes with the paper's, after 100 epochs."""
     rank = table1.ranked(stores["table1"].read(), activation)
     return {"rank": rank.statistic, "p": rank.pvalue}
-
-
-def correlated(stores: Stores, file: str, quantity: str) -> Numbers:
-    """The rank correlation of accuracy and a measure of divergence over tuned runs, and the ends of those of groups."""
-    everywhere, *groups = (mechanism.rank(each, quantity) for each in mechanism.groups(stores[file].read()).values())
-    ranks = [rank.statistic for rank in groups]
-    return {"rank": everywhere.statistic, "p": everywhere.pvalue, "low": min(ranks), "high": max(ranks)}
 
 
 def newton_step(stores: Stores) -> Numbers:
@@ -66,15 +60,10 @@ def newton_step(stores: Stores) -> Numbers:
 def newton_in_study(stores: Stores) -> Numbers:
     """How many steps of Adam a step of GaussNewton takes the time of, by equation, at 300 points and 50 units."""
     wanted: Settings = {"hidden": 50, "inner": 300, "method": "none", "draws": "anew", "init": None}
-    ratios = list[float]()
-    for of in grouped(matching(stores["equations"].read(), wanted), setting("equation")).values():
-        steps = [
-            [r["steps"][-1] for r in of if r["settings"]["optimizer"] == optimizer]
-            for optimizer in ("adam", "gauss-newton")
-        ]
-        if all(steps):
-            plain, newton = map(statistics.median, steps)
-            ratios.append(plain / newton)
+    alike = grouped(matching(stores["equations"].read(), wanted), setting("equation", "optimizer"))
+    steps = {key: statistics.median(r["steps"][-1] for r in same) for key, same in alike.items()}
+    both = [equation for equation, name in steps if name == "adam" and (equation, "gauss-newton") in steps]
+    ratios = [steps[equation, "adam"] / steps[equation, "gauss-newton"] for equation in both]
     return {"low": min(ratios), "high": max(ratios)}
 
 
@@ -93,7 +82,7 @@ def chosen_again(stores: Stores, method: str) -> Numbers:
 
 #: Name → a row of `values.csv`: a phrase, the function of its numbers, and the words that this is told.
 VALUES = {row["name"]: row for row in table("values")}
-_ALL = (lead, cells, ranked, correlated, newton_step, newton_in_study, tuned_twice, chosen_again)
+_ALL = (lead, cells, ranked, newton_step, newton_in_study, tuned_twice, chosen_again)
 NUMBERS: dict[str, Callable[..., Numbers]] = {each.__name__: each for each in _ALL}
 #: Pages with such phrases that show no results beside.
 PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))

@@ -228,6 +228,7 @@ class Solver(Problem):
 
     def __init__(self, run: EquationRun) -> None:
         self.run, self.generator, self.equation = run, torch.Generator().manual_seed(run.seed), EQUATIONS[run.equation]
+        self.low, self.high = torch.tensor(self.equation.domain, dtype=torch.float64).T
         self.test = self.draw(9000, torch.Generator().manual_seed(-1))
         self.truth = self.equation.solution(self.test)
         self.observed = None
@@ -241,8 +242,8 @@ class Solver(Problem):
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw points of the domain."""
-        low, high = torch.tensor(self.equation.domain, dtype=torch.float64).T
-        return low + (high - low) * torch.rand(count, len(low), dtype=torch.float64, generator=generator)
+        drawn = torch.rand(count, len(self.low), dtype=torch.float64, generator=generator)
+        return self.low + (self.high - self.low) * drawn
 
     def batch(self, steps: int = 0) -> Batch:
         """The points of the next step, or of the step that is under way where so many have begun."""
@@ -278,8 +279,7 @@ class Solver(Problem):
     @torch.no_grad()
     def _draw_features(self, layer: Any) -> None:
         """Bends lie in the domain; slopes are in ±R, for a domain of length 2."""
-        low, high = torch.tensor(self.equation.domain, dtype=torch.float64).T
-        slopes = layer.weight.uniform_(-1, 1).mul_(2 * (self.run.lr or 1) / (high - low))
+        slopes = layer.weight.uniform_(-1, 1).mul_(2 * (self.run.lr or 1) / (self.high - self.low))
         layer.bias.copy_(-(slopes * self.draw(len(slopes), self.generator)).sum(1))
         layer.requires_grad_(False)
 
@@ -295,17 +295,17 @@ class Solver(Problem):
 
     def terms(self) -> list[Any]:
         """The same loss by its terms."""
-        points = self.batch()
-        terms: list[Any] = [(self._inside, points.inside), (self._on_the_sides, points.given, points.values)]
-        return [*terms, (_flat, points.flat, points.along)] if len(points.flat) else terms
+        points, factor = self.batch(), self.equation.factor
+        terms: list[Any] = [(self._inside, points.inside)]
+        terms.append((lambda model, x, value: factor * (model(x) - value), points.given, points.values))
+        if len(points.flat):
+            terms.append((lambda model, x, k: _slope(derivatives(model, x).gradient, k), points.flat, points.along))
+        return terms
 
     def _inside(self, model: nn.Module, point: Tensor) -> Tensor:
         u, first, second = derivatives(model, point)
         weights = second.new_tensor(self.equation.weights)
         return self.equation.residual(Fields(point, u, first, second @ weights, _unknown(model)))
-
-    def _on_the_sides(self, model: nn.Module, point: Tensor, value: Tensor) -> Tensor:
-        return self.equation.factor * (model(point) - value)
 
     @torch.no_grad()
     def error(self, model: nn.Module) -> float:
@@ -322,10 +322,6 @@ def _unknown(model: nn.Module) -> Tensor:
 
 def _slope(first: Tensor, along: Tensor) -> Tensor:
     return first.gather(-1, along[..., None, None].expand(*first.shape[:-1], 1))
-
-
-def _flat(model: nn.Module, point: Tensor, along: Tensor) -> Tensor:
-    return _slope(derivatives(model, point).gradient, along)
 
 
 SOLVED = kind_of(Solver, pace=20)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, pairwise
 from math import isqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,28 +76,15 @@ NETWORKS: dict[str | None, Callable[[Method, tuple[int, ...], str], nn.Sequentia
 }
 
 
-class Departure(NamedTuple):
-    """What is done to the pixels of both parts of the data, and to a network's layers."""
-
-    label: str
-    inputs: Callable[[Tensor], Tensor] = lambda pixels: pixels
-    layer: Callable[[Any], object] = lambda layer: None
-
-
-#: Name → departure.
-DEPARTURES = {
-    "centred": Departure("pixels from −1 to 1", lambda pixels: 2 * pixels - 1),
-    "he": Departure(
-        "He's normal weights, biases 0",
-        layer=lambda layer: (nn.init.kaiming_normal_(layer.weight), nn.init.zeros_(layer.bias)),
-    ),
-}
+#: What may be read otherwise, where a paper leaves it open.
+DEPARTURES = {"centred": "pixels from −1 to 1", "he": "He's normal weights, biases 0"}
 
 
 def depart(data: Dataset, name: str) -> Dataset:
-    """The data with its pixels, from 0 to 1, read otherwise."""
-    inputs = DEPARTURES[name].inputs
-    return data._replace(train_inputs=inputs(data.train_inputs), test_inputs=inputs(data.test_inputs))
+    """The data as a departure has it: its pixels are from 0 to 1 but where they are centred."""
+    if name != "centred":
+        return data
+    return data._replace(train_inputs=2 * data.train_inputs - 1, test_inputs=2 * data.test_inputs - 1)
 
 
 def take(data: Dataset, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,10 +166,11 @@ def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     method = METHODS[run.method]
     model = NETWORKS[run.network](method, (data.features, *run.hidden, data.classes), run.activation)
-    if run.departure is not None:
-        for layer in model.modules():
-            if hasattr(layer, "weight"):
-                DEPARTURES[run.departure].layer(layer)
+    if run.departure == "he":
+        layers: list[Any] = [layer for layer in model.modules() if hasattr(layer, "weight")]
+        for layer in layers:
+            nn.init.kaiming_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
     for parameter in model.parameters():
         parameter.mul_(run.gain or 1.0)
     return model.to(run.device, data.train_inputs.dtype)

@@ -162,7 +162,7 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
     """A row for every departure that is there."""
     settings = results[0]["settings"]
     at = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
-    rows = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
+    rows: dict[Any, str] = {None: "as in the tables above", **DEPARTURES}
     cells = {key: estimate(accuracies) for key, accuracies in at.items()}
     columns = {name: method.label for name, method in METHODS.items()}
     heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
