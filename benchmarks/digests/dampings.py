@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -14,30 +14,18 @@ from ..core.tables import Row, Section, Table, exact, grouped
 from ..core.tune import eighths
 from ..methods import METHODS
 from ..optimizers import OF_MODELS
-from ..problems.pictures import psnr
-from .reached import Stores, matching
+from .reached import Settings, Stores, matching, measure_of
 
-
-class Source(NamedTuple):
-    """Trials of a file."""
-
-    field: str
-    file: str
-    unit: str
-    loss: Callable[[float], float]  # of a score; in the unit
-    where: Mapping[str, Any] = {}  # settings of the trials that belong to it
-
-
-SOURCES = [
-    Source("coordinate network, ReLU", "coordinates-ordinary", "dB", lambda error: -psnr(error), {"network": "relu"}),
-    Source("coordinate network, Fourier features", "coordinates-ordinary", "dB", lambda error: -psnr(error),
-        {"network": "fourier"}),
-    Source("nonlinear equations", "equations", "log₁₀ of the error", math.log10),
-    Source("regression", "tabular", "log₁₀ of the error", math.log10),
-    Source("tanh MLP on CIFAR-10", "mlp-tuned", "points", lambda accuracy: -accuracy),
-    Source("CNN on CIFAR-10", "cnn-pool-tuned", "points", lambda accuracy: -accuracy),
-    Source("language model", "char-lm", "nats", float),
-]  # fmt: skip
+#: Field, the file of its trials, and settings of those that belong to it.
+SOURCES: list[tuple[str, str, Settings]] = [
+    ("coordinate network, ReLU", "coordinates-ordinary", {"network": "relu"}),
+    ("coordinate network, Fourier features", "coordinates-ordinary", {"network": "fourier"}),
+    ("nonlinear equations", "equations", {}),
+    ("regression", "tabular", {}),
+    ("tanh MLP on CIFAR-10", "mlp-tuned", {}),
+    ("CNN on CIFAR-10", "cnn-pool-tuned", {}),
+    ("language model", "char-lm", {}),
+]
 #: Settings that do not make another search.
 _SEARCHED = {"lr", "damping", "seed", "seeds", "crop"}
 #: Columns, in eighths of powers of ten: a trial counts for the nearest.
@@ -76,9 +64,10 @@ def regrets(results: Iterable[Result], loss: Callable[[float], float]) -> pd.Dat
 
 def _table(stores: Stores, name: str, folder: Path) -> Section:
     rows = list[Row]()
-    for field, file, unit, loss, where in SOURCES:
-        trials = stores[file].read("search") if file in stores else []
-        losses = regrets(matching(trials, where), loss).reindex(columns=_COLUMNS)
+    for field, file, where in (source for source in SOURCES if source[1] in stores):
+        measure = measure_of(stores, file)
+        unit = "log₁₀ of the error" if measure.unit == "×" else measure.unit
+        losses = regrets(matching(stores[file].read("search"), where), measure.loss).reindex(columns=_COLUMNS)
         for optimizer, searches in grouped(losses.index, lambda search: search[0]).items():
             tried = [losses.loc[searches, column].dropna() for column in _COLUMNS]
             cells = [exact(statistics.fmean(each) if len(each) else None, ".2f") for each in tried]

@@ -86,9 +86,9 @@ def within(ours: Sample, theirs: Sample, margin: float, measure: Measure) -> Fin
     Below it the claim does not hold. The p is of the verdict, as small as 0.05 where the interval ends at the margin:
     twice that of the one-sided test.
     """
-    sign, difference = -1 if measure.is_lower_better else 1, measure.difference(ours, theirs)
-    shifted, fixed = [sign * value + margin for value in ours.values()], [sign * value for value in theirs.values()]
-    behind = float(ttest_ind(shifted, fixed, equal_var=False, alternative="greater").pvalue)
+    difference = measure.difference(ours, theirs)
+    less, losses = [measure.loss(own) - margin for own in ours.values()], [measure.loss(own) for own in theirs.values()]
+    behind = float(ttest_ind(less, losses, equal_var=False, alternative="less").pvalue)
     p, figure = min(1.0, 2 * min(behind, 1 - behind)), _means(ours, theirs, measure)
     return significant(behind < 0.5, p, figure, difference.n, measure.amount(difference).text)
 

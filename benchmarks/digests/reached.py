@@ -79,8 +79,11 @@ class Measure(NamedTuple):
 
     def best(self, samples: Mapping[Any, Sample]) -> Any:
         """The key of the best of several samples, by the mean of what is shown."""
-        best = min if self.is_lower_better else max
-        return best(samples, key=lambda key: self.mean(samples[key]))
+        return min(samples, key=lambda key: statistics.fmean(map(self.loss, samples[key].values())))
+
+    def loss(self, value: float) -> float:
+        """What is shown, or its negative where less is not better."""
+        return self.shown(value) if self.is_lower_better else -self.shown(value)
 
     def mean(self, sample: Sample) -> float:
         """The mean of what is shown."""

@@ -5,7 +5,7 @@ Settings of an arm come from trials with data and a network of another seed, unt
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -168,9 +168,6 @@ def patches(generator: np.random.Generator, rows: int, are_to_test: bool) -> np.
     return (x - x.mean(1, keepdims=True))[:, :-1]
 
 
-DENSITIES: dict[str, Callable[[np.random.Generator, int, bool], np.ndarray]] = {"moons": moons, "patches": patches}
-
-
 class RealNVP(nn.Module):
     """Affine couplings (Dinh, Sohl-Dickstein and Bengio 2017), every other one of the second half of the columns."""
 
@@ -201,7 +198,8 @@ class Density(Problem):
     """The error is the mean negative logarithm of the density of rows that test, in nats."""
 
     def __init__(self, run: SurrogateRun) -> None:
-        self.run, self.draw, self.generator = run, DENSITIES[run.data_set], np.random.default_rng(run.seed)
+        self.run, self.generator = run, np.random.default_rng(run.seed)
+        self.draw = {"moons": moons, "patches": patches}[run.data_set]
         x = self.draw(self.generator, TEST_ROWS, False)
         self.mean, covariance = x.mean(0), np.cov(x.T)
         values, vectors = np.linalg.eigh(covariance)
