@@ -169,16 +169,13 @@ def shrinks(stores: Stores, file: str, ours: Settings, others: Sequence[Settings
 def own_gain(stores: Stores, file: str, ours: Settings, others: Sequence[Settings]) -> Finding:
     """Every row's own gain is above 1 in the plain layer; it is 1, or 2, in the forms that cancel it."""
     subjects = stores[file].read()[-1]["subjects"]
-    gains = {
-        each["method"]: [(layer["gain"][0], layer["gain"][2]) for layer in subjects[each["method"]]["start"]["layers"]]
-        for each in (ours, *others)
-    }
+    names = [each["method"] for each in (ours, *others)]
+    gains = [(name, layer["gain"]) for name in names for layer in subjects[name]["start"]["layers"]]
     if not others:
-        (layers,) = gains.values()
-        figure = " and ".join(f"{low:.2f} to {high:.2f}" for low, high in layers)
-        return Finding(all(low > 1 for low, _ in layers), f"own gain {figure} (quartiles, by layer)")
-    wanted = {name: 2.0 if name == "norm-like" else 1.0 for name in gains}
-    off = max(abs(end / wanted[name] - 1) for name, layers in gains.items() for layer in layers for end in layer)
+        figure = " and ".join(f"{low:.2f} to {high:.2f}" for _, (low, _, high) in gains)
+        return Finding(all(low > 1 for _, (low, *_) in gains), f"own gain {figure} (quartiles, by layer)")
+    wanted = {"norm-like": 2.0}
+    off = max(abs(end / wanted.get(name, 1.0) - 1) for name, (low, _, high) in gains for end in (low, high))
     return Finding(off < 1e-4, f"own gain 1, 2 with norm-like layers at η; largest deviation {off:.0e}")
 
 

@@ -4,6 +4,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,13 @@ def lead(stores: Stores, file: str, runs: str, others: str) -> Numbers:
 
 
 def cells(tables: Tables, table: str, rows: str, columns: str) -> Numbers:
-    """The numbers in columns of a table, of the rows in whose words a pattern is found; more is per cent above 1."""
+    """The numbers in columns of a table, of the rows whose words and whole numbers in front a pattern is found in.
+
+    More is per cent above 1, p that of the first number.
+    """
     frame, names = tables[table].frame, columns.split("; ")
-    words = [", ".join(value for value in row if isinstance(value, str) and value) for row in frame.to_numpy()]
+    fronts = (takewhile(lambda value: not isinstance(value, float), row) for row in frame.to_numpy())
+    words = [", ".join(str(value) for value in front if value != "") for front in fronts]
     found = frame[[re.search(rows, each) is not None for each in words]]
     values = [value for name in names for value in found[name] if value != ""]
     low, high, (p, *_) = min(values), max(values), found.get(f"{names[0]} p", [math.nan])
@@ -49,12 +54,6 @@ def ranked(stores: Stores, activation: str) -> Numbers:
     """Spearman's ρ of the means over batch sizes with the paper's, after 100 epochs."""
     rank = table1.ranked(stores["table1"].read(), activation)
     return {"rank": rank.statistic, "p": rank.pvalue}
-
-
-def newton_step(stores: Stores) -> Numbers:
-    """The price of a step of GaussNewton at 300 residuals and ten thousand parameters, in plain steps."""
-    (r,) = (r for r in stores["speed-gauss-newton"].read() if r["rows"] == 300 and 1e4 <= r["parameters"] < 2e4)
-    return {"low": r["ratios"]["step"]["median"]}
 
 
 def newton_in_study(stores: Stores) -> Numbers:
@@ -82,7 +81,7 @@ def chosen_again(stores: Stores, method: str) -> Numbers:
 
 #: Name → a row of `values.csv`: a phrase, the function of its numbers, and the words that this is told.
 VALUES = {row["name"]: row for row in table("values")}
-_ALL = (lead, cells, ranked, newton_step, newton_in_study, tuned_twice, chosen_again)
+_ALL = (lead, cells, ranked, newton_in_study, tuned_twice, chosen_again)
 NUMBERS: dict[str, Callable[..., Numbers]] = {each.__name__: each for each in _ALL}
 #: Pages with such phrases that show no results beside.
 PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))
