@@ -347,7 +347,7 @@ def matrices(model: GPT) -> list[Tensor]:
     return [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]
 
 
-def _by(
+def made_by(
     model: GPT, run: Any, kind: Callable[..., Optimizer], treated: Sequence[Tensor] | None = None, **options: Any
 ) -> list[Optimizer]:
     """An optimizer of all parameters, or of some and AdamW for the rest."""
@@ -376,21 +376,21 @@ def _kfac(model: GPT, run: Any) -> list[Optimizer]:
     inside = [p for module in model.blocks.modules() if isinstance(module, nn.Linear) for p in module.parameters()]
     kind = partial(peer("SINGD", "singd", "singd.optim.optimizer"), model)
     options = {"kfac_like": True, "alpha1": 0.0, "loss_average": "batch+sequence", "normalize_lr_cov": True}
-    return _by(model, run, kind, inside, **options)
+    return made_by(model, run, kind, inside, **options)
 
 
 #: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
 OF_LANGUAGE: dict[str, Callable[[GPT, Any], list[Optimizer]]] = {
     "adamw": lambda model, run: [_adamw(model, run, run.lr)],
-    "sgd": partial(_by, kind=SGD, momentum=0.9),
+    "sgd": partial(made_by, kind=SGD, momentum=0.9),
     # Updates of AdamW's size: so the rates of one grid mean much the same for both.
-    "muon": lambda model, run: _by(model, run, torch.optim.Muon, matrices(model), adjust_lr_fn="match_rms_adamw"),
-    "schedulefree": lambda model, run: _by(
+    "muon": lambda model, run: made_by(model, run, torch.optim.Muon, matrices(model), adjust_lr_fn="match_rms_adamw"),
+    "schedulefree": lambda model, run: made_by(
         model, run, peer("AdamWScheduleFree", "schedulefree"), warmup_steps=warm_up_steps(run.steps)
     ),
-    "soap": lambda model, run: _by(model, run, peer("SOAP")),
-    "kron": lambda model, run: _by(model, run, peer("Kron")),
-    "mars": lambda model, run: _by(model, run, peer("MARS"), matrices(model)),
-    "normuon": lambda model, run: _by(model, run, _normuon, matrices(model)),
+    "soap": lambda model, run: made_by(model, run, peer("SOAP")),
+    "kron": lambda model, run: made_by(model, run, peer("Kron")),
+    "mars": lambda model, run: made_by(model, run, peer("MARS"), matrices(model)),
+    "normuon": lambda model, run: made_by(model, run, _normuon, matrices(model)),
     "kfac": _kfac,
 }

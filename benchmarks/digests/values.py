@@ -85,7 +85,6 @@ _ALL = (lead, cells, ranked, newton_in_study, tuned_twice, chosen_again)
 NUMBERS: dict[str, Callable[..., Numbers]] = {each.__name__: each for each in _ALL}
 #: Pages with such phrases that show no results beside.
 PAGES = (Path("README.md"), Path("docs/layers/affine-like.md"), Path("docs/coordinates/unit-consistent.md"))
-_PLACE = re.compile(r"(<!--value:(\S+?)-->)(.*?)(<!---->)", re.DOTALL)
 
 
 def phrase(name: str, stores: Stores, tables: Tables) -> str:
@@ -106,4 +105,5 @@ def filled(text: str, stores: Stores, tables: Tables) -> str:
     """
     if begins := re.search(r"^[ \t]*<!--value:(\S+?)-->", text, re.MULTILINE):
         raise ValueError(f"the place of {begins[1]!r} begins a line, which Markdown takes for HTML; put a word before.")
-    return _PLACE.sub(lambda place: place[1] + phrase(place[2], stores, tables) + place[4], text)
+    place = re.compile(r"(<!--value:(\S+?)-->).*?(<!---->)", re.DOTALL)
+    return place.sub(lambda found: found[1] + phrase(found[2], stores, tables) + found[3], text)

@@ -121,16 +121,15 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         numbers = {name: value for name, value in {"": error, "seconds": seconds}.items() if value}
         text = "diverged" if error is None else f"{error:.2g}"
         cells[r["settings"]["optimizer"], setting("data_set", "points")(r)] = Cell(text, numbers)
-    labels = {"gaussian-process": "Gaussian process"} | {name: each.label for name, each in OF_MODELS.items()}
+    known = {"gaussian-process": "Gaussian process"} | {name: each.label for name, each in OF_MODELS.items()}
+    labels = {method: known[method] for method, _ in cells}
     sets = sorted({column for _, column in cells}, key=lambda column: column[::-1])
     columns = {column: f"Friedman {column[0][-1]}, {column[1]:,} points" for column in sets}
     caption = (
         f"Root mean squared error on {TEST:,} test points, relative to the deviation of their values; one seed. "
         f"{machine(results[0]['environment'])}"
     )
-    return {
-        name: Section([pivot(["method"], {method: labels[method] for method, _ in cells}, columns, cells), caption])
-    }
+    return {name: Section([pivot(["method"], labels, columns, cells), caption])}
 
 
 @dataclass

@@ -16,7 +16,7 @@ from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, next_ch
 from ..core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
 from ..data import load_text
 from ..methods import METHODS, Method
-from ..optimizers import OF_LANGUAGE
+from ..optimizers import OF_LANGUAGE, made_by
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,7 @@ def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
     """The optimizers of a run, the first in the method's coordinates or on its corrected gradients."""
     method = run.make_method()
     kind: Any = method.optimizer
-    if callable(kind):
-        first, *others = [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)]
-    else:
-        first, *others = OF_LANGUAGE[kind](model, run)
+    first, *others = made_by(model, run, kind) if callable(kind) else OF_LANGUAGE[kind](model, run)
     tokens = torch.zeros(1, run.size.context, dtype=torch.long, device=model.head.weight.device)
     return [method.wrap(first, model, tokens), *others]
 
