@@ -44,9 +44,11 @@ def settings(cell: str) -> list[Settings]:
         [{'method': 'dyt', 'lr': 0.1, 'rows': None}, {'method': 'none', 'lr': 0.1, 'rows': None}]
         >>> [sorted(each["data_set"]) for each in settings("data_set=a|b")]
         [['a', 'b']]
+        >>> settings("hidden=[16,16]")
+        [{'hidden': [16, 16]}]
     """
     pairs = [setting.split("=") for setting in cell.split("; ") if setting]
-    values = product(*([_value(text) for text in texts.split(",")] for _, texts in pairs))
+    values = product(*([_value(text) for text in re.split(r",(?![^[]*])", texts)] for _, texts in pairs))
     return [dict(zip([name for name, _ in pairs], each, strict=True)) for each in values]
 
 
