@@ -32,8 +32,8 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
     It goes on layers of other packages too, after `rows.register`. Of parametrized layers (weight_norm, …) the gradient
     of the effective weight is corrected, before it reaches the parametrization's own parameters. All other modules
     (norms, embeddings, complex layers, subclasses of these layers, the layers that nn.MultiheadAttention and
-    nn.LinearCrossEntropyLoss use without calling them) keep the plain gradient; `coverage` lists it, a warning says so
-    where it is that of more than half of the elements, and `strict=True` refuses it.
+    nn.LinearCrossEntropyLoss use without calling them) keep the plain gradient: `coverage` lists them, a warning comes
+    where they hold more than half of the elements, and `strict=True` refuses them.
 
     Args:
         model: any module, itself a layer included.
