@@ -171,8 +171,9 @@ def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
         for layer in layers:
             nn.init.kaiming_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
-    for parameter in model.parameters():
-        parameter.mul_(run.gain or 1.0)
+    if run.gain is not None:
+        for parameter in model.parameters():
+            parameter.mul_(run.gain)
     return model.to(run.device, data.train_inputs.dtype)
 
 
