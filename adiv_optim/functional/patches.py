@@ -132,8 +132,8 @@ def _side_by_side(parts: list[Tensor], dim: int) -> Tensor:
 
 def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """Return leftᵀ @ right, added up over runs of rows: one product may lose a unit of rounding for every row."""
-    # The sums of the runs take a sixteenth of the larger argument at most.
-    run = max(64, 16 * min(left.shape[-1], right.shape[-1]))
+    # The sums of the runs take a sixteenth of the larger argument at most; a power of two divides most batches.
+    run = max(64, 1 << (16 * min(left.shape[-1], right.shape[-1]) - 1).bit_length())
     runs = left.shape[-2] // run
     if runs < 2:
         return left.mT @ right

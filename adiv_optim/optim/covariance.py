@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import _device
@@ -33,9 +34,9 @@ class Sums(NamedTuple):
             return self
         return Sums([a + b for a, b in zip(self.parts, other.parts, strict=True)], self.rows + other.rows)
 
-    def is_finite(self) -> Tensor:
-        """Whether the sums hold neither NaN nor inf."""
-        return torch.stack([part.sum() for part in self.parts]).isfinite().all()
+    def total(self) -> Tensor:
+        """Return the sum of all numbers, which is not finite where one of them is NaN or inf."""
+        return torch.stack([part.sum() for part in self.parts]).sum() if len(self.parts) > 1 else self.parts[0].sum()
 
 
 class MeanSquare:
@@ -123,10 +124,10 @@ class Covariance(MeanSquare):
 
     def _bordered(self, gram: Tensor, total: Tensor, count: int, bias_entry: int) -> Tensor:
         """Return XᵀX with the last column and the last row of the bias, of the sum of so many rows, if it has one."""
-        if not self.with_bias:
-            return gram
+        if not (self.with_bias and bias_entry):
+            return F.pad(gram, (0, 1, 0, 1)) if self.with_bias else gram
         last_row = torch.cat([total.mT, gram.new_full((self.groups, 1, 1), count)], -1)
-        return torch.cat([torch.cat([gram, bias_entry * total], -1), bias_entry * last_row], -2)
+        return torch.cat([torch.cat([gram, total], -1), last_row], -2)
 
     def traces(self) -> list[Tensor]:
         """Return the trace of each block, for each group."""

@@ -38,21 +38,19 @@ def eligible_layers(
     of_biases: dict[nn.Parameter, str] = {}  # "" where they are treated
     for parameter, modules in users.items():
         name = names[parameter]
-        why = IN_SKIP if not skipped.isdisjoint(modules) else ""
-        why = why or next((uncalled[module] for module in modules if module in uncalled), "")
+        why = IN_SKIP * (not skipped.isdisjoint(modules)) or next((uncalled[m] for m in modules if m in uncalled), "")
         why = why or twice.get(id(parameter), "") or _why_no_rows(name, parameter, modules)
         if hasattr(parameter, "placements") and by_fsdp.isdisjoint(modules):
             why = why or "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
         if why:
             reasons[parameter] = why
             continue
-        is_frozen = not parameter.requires_grad
         bias: Any = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
         joins = isinstance(bias, nn.Parameter) and users.get(bias) == modules and id(bias) not in twice
         outputs = parameter.shape[-1:] if Layout.of(modules[0]).transposed else parameter.shape[:1]
         joins = joins and bias.requires_grad == parameter.requires_grad and bias.shape == outputs
         with_bias = joins and not why_bias_is_plain
-        if is_frozen:
+        if not parameter.requires_grad:
             reasons[parameter] = "frozen"
         elif joins:
             of_biases[bias] = why_bias_is_plain

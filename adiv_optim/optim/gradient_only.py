@@ -72,11 +72,10 @@ class GradientOnly(OptimizerWrapper):
         self.model = attach(model, correction, skip=skip, strict=strict)
         self._attach_arguments = {"correction": correction, "skip": skip, "strict": strict}
         coverage = self.coverage()
-        elements = coverage.elements
-        outside = sum(elements[name] for name, why in coverage.skipped.items() if why == OUTSIDE)
-        if 2 * outside > sum(elements.values()):
+        outside = sum(coverage.elements[name] for name, why in coverage.skipped.items() if why == OUTSIDE)
+        if 2 * outside > (every := sum(coverage.elements.values())):
             warn(
-                f"GradientOnly: {outside / sum(elements.values()):.1%} of the elements that the optimizer holds are "
+                f"GradientOnly: {outside / every:.1%} of the elements that the optimizer holds are "
                 f"{OUTSIDE}, {type(self.model).__name__}, and keep the plain gradient. coverage() lists all of them."
             )
 

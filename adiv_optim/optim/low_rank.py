@@ -52,9 +52,12 @@ class LowRank(RightFactor):
 
     def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
         self.level, self.vectors, self.weights = level, vectors, weights
-        scaled = vectors * weights[..., None, :]
-        #: Uᵀ and U diag(s), all rows of U, those of W, and that of b.
-        self.parts = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
+
+    @cached_property
+    def parts(self) -> list[tuple[Tensor, Tensor]]:
+        """Uᵀ and U diag(s): of all rows of U, of those of W, and of that of b."""
+        u, scaled = self.vectors, self.vectors * self.weights[..., None, :]
+        return [(u[..., rows, :].mT, scaled[..., rows, :]) for rows in (slice(None), slice(-1), slice(-1, None))]
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """Inverse roots of symmetric matrices, and the factors that weights, gradients and steps are multiplied by."""
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -29,14 +30,9 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
             if not str(error).startswith("cusolver error"):  # few errors of cuSOLVER are LinAlgErrors
                 raise
             continue
-        if all(_device.read(_finite(values), _finite(vectors))):
+        if all(map(math.isfinite, _device.read(values.sum(), vectors.sum()))):  # in one pass over each
             return values.to(matrix), vectors.to(matrix)
     raise LinAlgError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
-
-
-def _finite(tensor: Tensor) -> Tensor:
-    """Whether all numbers are finite, which their sum tells in one pass where they are far from the greatest."""
-    return tensor.sum().isfinite()
 
 
 def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tensor:
@@ -60,7 +56,7 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
         half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
         product = half @ half.mT
     inverse = product.div_(level[..., None, None].to(product).sqrt()).to(matrix)
-    if not all(_device.read(_finite(inverse))):
+    if not all(map(math.isfinite, _device.read(inverse.sum()))):
         raise LinAlgError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     is_diagonal = (matrix != 0).sum(-1) == (variances != 0)
     inverse.masked_fill_(is_diagonal[..., None] | is_diagonal[..., None, :], 0.0)
@@ -126,9 +122,12 @@ class Whole(RightFactor):
         # In one layout wherever it comes from: in another one products round otherwise, and runs resume inexactly.
         self.matrix = matrix.contiguous()
         self.tensors = [self.matrix]
-        #: Its four parts: rows that W multiplies and the row that b multiplies, by columns for W and for b.
+
+    @cached_property
+    def parts(self) -> list[list[Tensor]]:
+        """Its four parts: rows that W multiplies and the row that b multiplies, by columns for W and for b."""
         ends = slice(-1), slice(-1, None)
-        self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
+        return [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
         weight = parts[0]
@@ -155,8 +154,7 @@ class Scales(RightFactor):
     @property
     def divisor(self) -> float:
         """Of a single number, by how much it divides."""
-        (factor,) = self.factors
-        return 1 / float(factor)
+        return 1 / float(*self.factors)
 
     def right_multiply(self, parts: Sequence[Tensor], overwrite: bool = False) -> list[Tensor]:
         (weight,) = parts

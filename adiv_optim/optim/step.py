@@ -96,7 +96,7 @@ class Stack:
     def _local_parameters(self) -> list[Tensor]:
         """Return their memory in this process; an optimizer that reads weights may put other memory in its place."""
         if self.moves_weights and (self.is_read or not self._parts):
-            self._parts = [local(parameter).detach() for parameter in self.parameters]
+            self._parts = [local(parameter) for parameter in self.parameters]
         return self._parts
 
     def enter(self, decays: Mapping[int, float]) -> None:

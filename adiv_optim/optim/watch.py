@@ -1,5 +1,6 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and the stacks for a step."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -171,11 +172,11 @@ class Watch(Measurements):
             group = process_group_of(self.name, self.process_group)
             counted = add_up_sums(self.layers, counted, group)
         seen = {layer: sums for layer, sums in zip(self.layers, counted, strict=True) if sums is not None}
-        is_finite = dict(zip(seen, _device.read(*(sums.is_finite() for sums in seen.values())), strict=True))
+        totals = dict(zip(seen, _device.read(*(sums.total() for sums in seen.values())), strict=True))
         averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, LinAlgError]()
         for layer, sums in seen.items():
             try:
-                if is_finite[layer]:
+                if math.isfinite(totals[layer]):
                     averages[layer] = layer.covariance.updated(sums, self.decay)
             except LinAlgError as error:
                 averages[layer], errors[layer] = layer.covariance, error
@@ -188,7 +189,7 @@ class Watch(Measurements):
         warned = any(layer.failures for layer in self.layers)
         for layer in self.layers:
             layer.empty_measurements = 0 if layer in seen or layer.weight.grad is None else layer.empty_measurements + 1
-            layer.drops += not is_finite.get(layer, True)
+            layer.drops += not math.isfinite(totals.get(layer, 0.0))
             layer.failures += layer in errors
             layer.drop_all()
             layer.covariance = averages.get(layer, layer.covariance)
