@@ -34,10 +34,6 @@ class Sums(NamedTuple):
             return self
         return Sums([a + b for a, b in zip(self.parts, other.parts, strict=True)], self.rows + other.rows)
 
-    def total(self) -> Tensor:
-        """Return the sum of all numbers, which is not finite where one of them is NaN or inf."""
-        return torch.stack([part.sum() for part in self.parts]).sum() if len(self.parts) > 1 else self.parts[0].sum()
-
 
 class MeanSquare:
     """The mean square of the entries that a layer reads; the bias has no place in it."""
@@ -155,7 +151,7 @@ class Covariance(MeanSquare):
 
     def _inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> Sequence[RightFactor]:
         """Return the inverse roots of A / scale + ridge I, whose condition numbers are at most `condition`."""
-        blocks = (block.div_(scale[..., None, None]) for block in self.mean())
+        blocks = ((block / scale[..., None, None]).div_(self.rows) for block in self.statistics)
         return [Whole(inverse_root(block, ridge, condition)) for block in blocks]
 
 

@@ -24,8 +24,7 @@ def eligible_layers(
     of_optimizer = {*parameters}
     refuse_private_gradients(where, of_optimizer)
     skipped = named_in_skip(model, skip, may_be_missing=True)
-    users: dict[nn.Parameter, list[nn.Module]] = {}
-    names: dict[nn.Parameter, str] = {}
+    users, names = dict[nn.Parameter, list[nn.Module]](), dict[nn.Parameter, str]()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
             if parameter in of_optimizer:
@@ -34,8 +33,7 @@ def eligible_layers(
     twice, uncalled = overlaps({name: parameter for parameter, name in names.items()}), bypassed(model)
     by_fsdp = {part for each in model.modules() if hasattr(each, "_get_fsdp_state") for part in each.modules()}
     layers: list[tuple[str, list[nn.Module], bool]] = []
-    reasons: dict[nn.Parameter, str] = {}
-    of_biases: dict[nn.Parameter, str] = {}  # "" where they are treated
+    reasons, of_biases = dict[nn.Parameter, str](), dict[nn.Parameter, str]()  # of a bias "" where it is treated
     for parameter, modules in users.items():
         name = names[parameter]
         why = IN_SKIP * (not skipped.isdisjoint(modules)) or next((uncalled[m] for m in modules if m in uncalled), "")

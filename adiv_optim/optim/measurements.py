@@ -85,15 +85,14 @@ class Measurements:
 
     def why_inactive(self) -> str:
         """Say, after the second step, why no layer has been treated so far, with the remedy; "" if one has."""
-        layers = self.layers
-        if any(layer.factors is not None for layer in layers):
-            uncalled = [layer.name for layer in layers if _is_uncalled(layer)]
+        if any(layer.factors is not None for layer in self.layers):
+            uncalled = [layer.name for layer in self.layers if _is_uncalled(layer)]
             return f"those with {describe_uncalled(uncalled)}" if uncalled else ""
-        if any(layer.failures for layer in layers):
+        if any(layer.failures for layer in self.layers):
             return "no covariance could be factorised; choose a greater damping."
-        if any(layer.drops for layer in layers):
+        if any(layer.drops for layer in self.layers):
             return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
-        return bool(layers) * (
+        return bool(self.layers) * (
             "no layer has seen a row. Build the optimizer from the model as it is now; train with gradients enabled; "
             "name layers in skip whose weights another module uses, as merged adapters are; and wrap the optimizer "
             "before the first call of a model that torch.compile has compiled, or of another of the same classes, "
@@ -126,9 +125,7 @@ class Measurements:
 
     def coverage(self) -> Coverage:
         """Say of every parameter that was looked at how it is treated, or why it is not."""
-        treated: dict[str, str] = {}
-        never_seen: dict[str, str] = {}
-        skipped = dict(self.untreated)
+        treated, never_seen, skipped = dict[str, str](), dict[str, str](), dict(self.untreated)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for layer in self.layers:
             why = UNCALLED * _is_uncalled(layer) if layer.weight.requires_grad else "frozen"

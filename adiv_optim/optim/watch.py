@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, distributed, nn
 from torch.linalg import LinAlgError
 
@@ -140,10 +141,7 @@ class Watch(Measurements):
         layers = [layer for layer in self.layers if layer.factors and all(p.grad is not None for p in layer.parameters)]
         moving = [(layer, layer.factors, layer.groups, layer.last_scale) for layer in layers]
         if moving != self._moving:
-            together: dict[Any, list[LayerInputs]] = {}
-            for layer in layers:
-                together.setdefault(stacking_key(layer), []).append(layer)
-            self._moving, self._stacks = moving, [(each, self._stack(each)) for each in together.values()]
+            self._moving, self._stacks = moving, [(each, self._stack(each)) for each in kinds(layers)]
         return [stack for _, stack in self._stacks if stack is not None]
 
     def _stack(self, layers: list[LayerInputs]) -> Stack | None:
@@ -165,35 +163,38 @@ class Watch(Measurements):
         )
 
     def _measure(self) -> None:
-        """Let the rows that count into the averages, and factorise these; cut short, it has changed nothing."""
+        """Let the rows that count into the averages, and factorise these; cut short, it goes on with the next call."""
         counted = [layer.counted() for layer in self.layers]
         several = bool(self.layers) and distributed.is_available() and distributed.is_initialized()
         if several:
             group = process_group_of(self.name, self.process_group)
             counted = add_up_sums(self.layers, counted, group)
         seen = {layer: sums for layer, sums in zip(self.layers, counted, strict=True) if sums is not None}
-        totals = dict(zip(seen, _device.read(*(sums.total() for sums in seen.values())), strict=True))
-        averages, errors = dict[LayerInputs, MeanSquare](), dict[LayerInputs, LinAlgError]()
-        for layer, sums in seen.items():
-            try:
-                if math.isfinite(totals[layer]):
-                    averages[layer] = layer.covariance.updated(sums, self.decay)
-            except LinAlgError as error:
-                averages[layer], errors[layer] = layer.covariance, error
-        if several:
-            averages = agree(averages, group)
-        kinds = {*map(stacking_key, averages)}
-        of_measured_kinds = [layer for layer in self.layers if stacking_key(layer) in kinds]
-        factors, failed = self.factorise({layer: averages.get(layer, layer.covariance) for layer in of_measured_kinds})
-        errors |= {layer: error for layer, error in failed.items() if layer in averages}
-        warned = any(layer.failures for layer in self.layers)
-        for layer in self.layers:
-            layer.empty_measurements = 0 if layer in seen or layer.weight.grad is None else layer.empty_measurements + 1
-            layer.drops += not math.isfinite(totals.get(layer, 0.0))
-            layer.failures += layer in errors
-            layer.drop_all()
-            layer.covariance = averages.get(layer, layer.covariance)
-            layer.factors = factors.get(layer, layer.factors)
+        counted.clear()
+        totals = (torch.stack([part.sum() for part in sums.parts]).sum() for sums in seen.values())
+        total_of = dict(zip(seen, _device.read(*totals), strict=True))
+        warned, errors = any(layer.failures for layer in self.layers), dict[LayerInputs, LinAlgError]()
+        for layers in kinds(self.layers):  # one after the other: of one alone there are old and new averages at a time
+            averages: dict[LayerInputs, MeanSquare] = {}
+            for layer in layers:
+                if layer in seen and math.isfinite(total_of[layer]):
+                    try:
+                        averages[layer] = layer.covariance.updated(seen[layer], self.decay)
+                    except LinAlgError as error:
+                        averages[layer], errors[layer] = layer.covariance, error
+            if several:
+                averages = agree(averages, group)
+            present = {layer: averages.get(layer, layer.covariance) for layer in layers if averages}
+            factors, failed = self.factorise(present)
+            errors |= {layer: error for layer, error in failed.items() if layer in averages}
+            for layer in layers:
+                is_seen = seen.pop(layer, None) is not None or layer.weight.grad is None
+                layer.empty_measurements = 0 if is_seen else layer.empty_measurements + 1
+                layer.drops += not math.isfinite(total_of.get(layer, 0.0))
+                layer.failures += layer in errors
+                layer.drop_all()
+                layer.covariance = averages.get(layer, layer.covariance)
+                layer.factors = factors.get(layer, layer.factors)
         if errors and not warned:
             layer, why = next(iter(errors.items()))
             warn(
@@ -254,6 +255,14 @@ class Watch(Measurements):
         """Let forward passes gather if the next step measures."""
         for layer in self.layers:
             layer.armed = self.is_due()
+
+
+def kinds(layers: Iterable[LayerInputs]) -> list[list[LayerInputs]]:
+    """Return layers by their `stacking_key`."""
+    by_key: dict[Any, list[LayerInputs]] = {}
+    for layer in layers:
+        by_key.setdefault(stacking_key(layer), []).append(layer)
+    return [*by_key.values()]
 
 
 def stacking_key(layer: LayerInputs) -> Any:

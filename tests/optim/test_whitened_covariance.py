@@ -33,6 +33,22 @@ def test_copies_of_the_model_and_forgotten_optimizers_gather_nothing():
     assert not any(m._forward_hooks for m in model)
 
 
+def test_a_measurement_has_old_and_new_averages_of_one_layer_at_a_time(monkeypatch):
+    model, alive, eigh = nn.Sequential(*(nn.Linear(70, 70) for _ in range(4))), list[int](), torch.linalg.eigh
+
+    def counting(matrix):
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        alive.append(len({each.data_ptr() for each in tensors if each.shape[-2:] == matrix.shape[-2:]}))
+        return eigh(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", counting)
+    optimizer = Whitened(sgd(model), model, every=1)
+    for seed in range(2):
+        stepped(model, optimizer, torch.randn(8, 70, generator=torch.Generator().manual_seed(seed)))
+    # Of each layer the average, its root, and the sums that are to count; of one the new average, twice on its way.
+    assert max(alive) == 4 * 3 + 3
+
+
 def test_attention_is_left_alone_and_said_so():
     model = nn.TransformerEncoderLayer(8, 2, 4, batch_first=True)
     with pytest.warns(
