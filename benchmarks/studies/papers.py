@@ -185,9 +185,10 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
 #: Figures that have run at the paper's length → hours, and the device and the layers of each panel.
 _WHOLE = {
     "fig2": (2.6, ["cuda --hidden 16", "cuda --hidden 64", "cpu --hidden 16 16 16", "cpu --hidden 64 64 64"]),
-    "fig3": (2.0, [
+    "fig3": (3.5, [
         "cuda --hidden 16", "cuda --hidden 64 --methods none batchnorm layernorm",
         "cpu --hidden 64 --methods rmsnorm l2norm l2norm-half affine-like", "cpu --hidden 16 16 16",
+        "cpu --hidden 64 64 64",
     ]),
 }  # fmt: skip
 
