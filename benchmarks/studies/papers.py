@@ -190,6 +190,7 @@ _WHOLE = {
         "cpu --hidden 64 --methods rmsnorm l2norm l2norm-half affine-like", "cpu --hidden 16 16 16",
         "cpu --hidden 64 64 64",
     ]),
+    "fig5": (1.1, ["cpu --hidden 16", "cpu --hidden 16 16 16"]),
 }  # fmt: skip
 
 
