@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -222,14 +223,15 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
 
     `<!-- results:NAME -->` … `<!-- end -->` takes a section with the rows worth showing of its tables,
     and `<!-- results:NAME without COLUMN; COLUMN -->` leaves columns out. Both have links to the whole tables, in the
-    folder `tables`; `<!-- link:NAME NAME -->` is these alone, of several sections.
+    folder `tables`; `<!-- link:NAME NAME* -->` is these alone, of several sections.
     """
 
     def filled(place: re.Match[str]) -> str:
         opening, kind, names, columns = place.groups()
         without, folder = columns.split("; ") if columns else [], os.path.relpath(tables, page.parent)
-        check_known(f"results on {page}", names.split(), sections)
-        named = {name: sections[name] for name in names.split()}
+        patterns = names.split()
+        check_known(f"results on {page}", [each for each in patterns if not matching(sections, each)], sections)
+        named = {name: sections[name] for each in patterns for name in sorted(matching(sections, each))}
         whole = files(named)
         titles = [title for each in whole.values() for title in each.header]
         check_known(f"column of {names} on {page}", without, titles)

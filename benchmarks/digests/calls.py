@@ -128,8 +128,9 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
     header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "against the best without a wrapper"]
     caption = (
-        "Less is better of nats and ×, the factor on an error; `GaussNewton` is left out. Steps or epochs are equal "
-        "where no time is named. A price is in steps of the optimizer alone, the CNN's by whole runs. Transformers "
+        "Intervals are uncorrected. Less is better of nats and ×, the factor on an error; `GaussNewton` is left out. "
+        "Steps or epochs are equal where no time is named. A price is in steps of the optimizer alone, the CNN's by "
+        "whole runs. Transformers "
         "without norms are compared with others without; NorMuon with LayerNorm is ahead of those. From He's "
         "initialisation BatchNorm has not run; from PyTorch's, with SOAP, it is ahead of whitened Adam and level with "
         "whitened SOAP."

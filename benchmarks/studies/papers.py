@@ -127,14 +127,14 @@ _WIDTHS: Grid = {**_PAPER, "hidden": [(width,) * layers for layers in (1, 3) for
 #: Fig. 4 does not say how many hidden layers it has: two, as Table 1.
 _ALL_WIDTHS: Grid = {**_PAPER, "hidden": [(2**power,) * 2 for power in range(9)]}
 _DEPTHS: Grid = {**_PAPER, "hidden": [(32,) * layers for layers in (2, 5, 10)]}
-#: A tenth of the epochs, the papers' own methods, and tanh, of which most is claimed.
-_SHORTER: Grid = {**PAPERS, "epochs": 10, "seeds": 5, "method": OF_PAPER}
-_TANH: Grid = {**_SHORTER, "activation": ["tanh"]}
+#: The papers' own methods: of some figures at fewer widths, of the others for a tenth of the epochs, with tanh.
+_FEWER: Grid = {**PAPERS, "epochs": 100, "seeds": 5, "method": OF_PAPER}
+_FOUR: Grid = {**_FEWER, "hidden": [(width,) * layers for layers in (1, 3) for width in (16, 64)]}
+_TANH: Grid = {**_FEWER, "epochs": 10, "activation": ["tanh"]}
 #: With the corrections of Eqs. 20 and 21, which the paper tests at no depth.
 _SHORTER_DEPTHS: Grid = {
     **_TANH, "hidden": _DEPTHS["hidden"], "seeds": 3, "method": [*OF_PAPER, "proportional", "disproportional"],
 }  # fmt: skip
-_FOUR: Grid = {**_SHORTER, "hidden": [(width,) * layers for layers in (1, 3) for width in (16, 64)]}
 
 
 def _robust(around: tuple[float, ...] = (1 / 3, 1, 3), **settings: object) -> list[Grid]:
@@ -160,13 +160,13 @@ _LONG = _robust((1 / 10, 1 / 3, 1, 3, 10), epochs=60)
 #: Name → the setting along which accuracies are shown, what is compared, hours at reduced length, grids, reduced ones.
 #: The hours of elementwise are those of a machine with many other programs.
 _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
-    "fig2": ("width", "Fig. 2: tanh networks of several widths", 0.7,
+    "fig2": ("width", "Fig. 2: tanh networks of several widths", 2.6,
         [{**_WIDTHS, "activation": ["tanh"]}], [{**_FOUR, "activation": ["tanh"]}]),
-    "fig3": ("width", "Fig. 3: the same with leaky ReLU", 0.7,
+    "fig3": ("width", "Fig. 3: the same with leaky ReLU", 3.5,
         [{**_WIDTHS, "activation": ["leaky-relu"]}], [{**_FOUR, "activation": ["leaky-relu"]}]),
     "fig4": ("width", "Fig. 4: widths from 1 to 256", 0.7,
         [_ALL_WIDTHS], [{**_TANH, "hidden": [(4**power,) * 2 for power in range(5)]}]),
-    "fig5": ("width", "Fig. 5: networks without an activation", 0.7,
+    "fig5": ("width", "Fig. 5: networks without an activation", 1.1,
         [{**_WIDTHS, "activation": ["identity"]}], [{**_FOUR, "activation": ["identity"]}]),
     "depth": ("depth", "2, 5 and 10 hidden layers", 0.3, [_DEPTHS], [_SHORTER_DEPTHS]),
     "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 0.3,
@@ -182,24 +182,22 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
     "uc-long": ("rate", "D.3: is a normaliser optional, after convergence", 1.0, _LONG, _of_sgd(_LONG, epochs=30)),
 }  # fmt: skip
 
-#: Figures that have run at the paper's length → hours, and the device and the layers of each panel.
-_WHOLE = {
-    "fig2": (2.6, ["cuda --hidden 16", "cuda --hidden 64", "cpu --hidden 16 16 16", "cpu --hidden 64 64 64"]),
-    "fig3": (3.5, [
+#: Figures that ran by panels, some on a GPU → the device and the layers of each.
+_PANELS = {
+    "fig2": ["cuda --hidden 16", "cuda --hidden 64", "cpu --hidden 16 16 16", "cpu --hidden 64 64 64"],
+    "fig3": [
         "cuda --hidden 16", "cuda --hidden 64 --methods none batchnorm layernorm",
         "cpu --hidden 64 --methods rmsnorm l2norm l2norm-half affine-like", "cpu --hidden 16 16 16",
         "cpu --hidden 64 64 64",
-    ]),
-    "fig5": (1.1, ["cpu --hidden 16", "cpu --hidden 16 16 16"]),
+    ],
+    "fig5": ["cpu --hidden 16", "cpu --hidden 16 16 16"],
 }  # fmt: skip
 
 
 def _study(name: str) -> Study:
     setting, help, hours, grids, shorter = _PROTOCOLS[name]
-    makes, page = [Recipe(hours, options=("--preset reduced",))], _UC_PAGE if "uc-" in name else _MLP_PAGE
-    if name in _WHOLE:
-        hours, runs = _WHOLE[name]
-        makes.append(Recipe(hours, f"{name}-long", [f"--preset reduced --epochs 100 --device {run}" for run in runs]))
+    options = [f"--preset reduced --device {panel}" for panel in _PANELS.get(name, ())] or ["--preset reduced"]
+    makes, page = [Recipe(hours, options=options)], _UC_PAGE if "uc-" in name else _MLP_PAGE
     return grid_study(help, presets(grids, shorter), sweep(setting), makes=makes, page=page)
 
 
