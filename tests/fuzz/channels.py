@@ -147,30 +147,42 @@ def usual(fan_in: int) -> float:
 
 def network_scales(channels: Channels, model: nn.Module) -> dict[int, Tensor]:
     """Parameter's id → exp(s_plus − s_minus), by least squares over all weights that are not zero."""
-    equations, wanted = [], []
+    plus, minus, wanted = [], [], []
     roots = torch.tensor([channels.find(number) for number in range(len(channels.above))])
-    unit = torch.eye(len(roots))
-    unit[:, PINNED] = 0
     for parameter in model.parameters():
         moves = channels.moves.get(id(parameter))
         if moves is None or moves.usual is None:
             continue
         nonzero = parameter != 0
-        equations.append(unit[roots[moves.plus[nonzero]]] - unit[roots[moves.minus[nonzero]]])
+        plus.append(roots[moves.plus[nonzero]])
+        minus.append(roots[moves.minus[nonzero]])
         wanted.append(parameter.detach()[nonzero].abs().log() - moves.usual)
     scales = torch.zeros(len(roots))
-    if equations:
-        scales = least_squares(torch.cat(equations), torch.cat(wanted))
-    scales = scales[roots]
+    if wanted:
+        scales = least_squares(torch.cat(plus), torch.cat(minus), torch.cat(wanted), len(roots), PINNED)[roots]
     return {key: (scales[moves.plus] - scales[moves.minus]).exp() for key, moves in channels.moves.items()}
 
 
-def least_squares(equations: Tensor, wanted: Tensor) -> Tensor:
-    """Of the minima of |equations @ s − wanted|² that where the sum of s weighted by its equations is 0."""
-    degree = equations.abs().sum(0)
+def least_squares(plus: Tensor, minus: Tensor, wanted: Tensor, count: int, pinned: int = -1) -> Tensor:
+    """Of the minima of Σ (s[plus] − s[minus] − wanted)² that where the sum of s weighted by its equations is 0.
+
+    By the normal equations of the s that are in one: the equations themselves can be a quarter of a million. s[pinned]
+    is 0.
+    """
+    used, (plus, minus) = torch.unique(torch.stack([plus, minus]), return_inverse=True)
+    matrix, sums = torch.zeros(len(used), len(used)), torch.zeros(len(used))
+    for own, other, values in ((plus, minus, wanted), (minus, plus, -wanted)):
+        matrix.index_put_((own, own), torch.ones(()), accumulate=True)
+        matrix.index_put_((own, other), -torch.ones(()), accumulate=True)
+        sums.index_put_((own,), values, accumulate=True)
+    free = (used != pinned).to(matrix.dtype)
+    matrix, sums = free[:, None] * matrix * free, free * sums
+    degree = matrix.diagonal()
     weight = torch.where(degree > 0, degree, 1.0).rsqrt()
-    found = torch.linalg.lstsq(equations * weight, wanted[:, None], driver="gelss").solution[:, 0]
-    return found * weight
+    found = torch.linalg.lstsq(weight[:, None] * matrix * weight, (weight * sums)[:, None], driver="gelss").solution
+    scales = torch.zeros(count)
+    scales[used] = found[:, 0] * weight
+    return scales
 
 
 def layer_scales(weight: Tensor, groups: int) -> Tensor:
@@ -181,11 +193,9 @@ def layer_scales(weight: Tensor, groups: int) -> Tensor:
 def _layer_scales(weight: Tensor) -> Tensor:
     rows, columns = weight.shape[:2]
     where = (weight != 0).nonzero()
-    equations = torch.cat([torch.eye(rows)[where[:, 0]], torch.eye(columns)[where[:, 1]]], 1)
-    signed = equations * torch.cat([torch.ones(rows), -torch.ones(columns)])
     if not len(where):
         return torch.ones_like(weight)
-    found = least_squares(signed, weight[weight != 0].abs().log())
+    found = least_squares(where[:, 0], rows + where[:, 1], weight[weight != 0].abs().log(), rows + columns)
     r, c = found.split([rows, columns])
     factor = (r[:, None] - c).exp()
     return factor.view(rows, columns, *[1] * (weight.dim() - 2)).expand_as(weight)
