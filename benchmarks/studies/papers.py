@@ -166,7 +166,7 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
         [{**_WIDTHS, "activation": ["leaky-relu"]}], [{**_FOUR, "activation": ["leaky-relu"]}]),
     "fig4": ("width", "Fig. 4: widths from 1 to 256", 2.7,
         [_ALL_WIDTHS], [{**_FEWER, "activation": ["tanh"], "hidden": [(4**power,) * 2 for power in range(4)]}]),
-    "fig5": ("width", "Fig. 5: networks without an activation", 1.1,
+    "fig5": ("width", "Fig. 5: networks without an activation", 2.6,
         [{**_WIDTHS, "activation": ["identity"]}], [{**_FOUR, "activation": ["identity"]}]),
     "depth": ("depth", "2, 5 and 10 hidden layers", 0.3, [_DEPTHS], [_SHORTER_DEPTHS]),
     "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 0.3,
@@ -190,7 +190,10 @@ _PANELS = {
         "cpu --hidden 64 --methods rmsnorm l2norm l2norm-half affine-like", "cpu --hidden 16 16 16",
         "cpu --hidden 64 64 64",
     ],
-    "fig5": ["cpu --hidden 16", "cpu --hidden 16 16 16"],
+    "fig5": [
+        "cpu --hidden 16", "cpu --hidden 16 16 16", "cpu --hidden 64 --methods none batchnorm rmsnorm l2norm",
+        "cpu --hidden 64 64 64 --methods none batchnorm l2norm",
+    ],
 }  # fmt: skip
 
 
